@@ -1,0 +1,1 @@
+"""The actor role: step environments, make transitions, explore, ship intake batches; and evaluate."""

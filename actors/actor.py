@@ -1,0 +1,113 @@
+"""The actor: steps a vector of environments, explores, and streams intake batches (Horgan et al. 2018, algorithm 1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.exploration import actor_epsilons, epsilon_greedy
+from actors.intake import Intake
+from apex import algorithms, seeds
+from apex.config import Config
+from apex.envs import Timestep, make_envs
+from apex.policy import Policy
+from apex.ports import ActorPort
+from apex.role import Role
+from apex.schema import EnvSpec
+from apex.topology import ACTOR
+
+
+class Actor(Role):
+    """One vector of environments, one batched forward pass per step."""
+
+    port: ActorPort
+
+    def __init__(self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int):
+        super().__init__(ACTOR, port, config.run.log_period_s)
+        envs, seed = config.actor.envs, config.run.seed
+        self.envs = make_envs(config.env, envs, seeds.environment_seed(seed, index * envs))
+        self.policy = Policy(config, spec, port)
+        self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority)
+        self.epsilons = actor_epsilons(config.actor, index, num_actors)
+        self.rng = seeds.generator(seed, "actor", index)
+        self._frames_per_step = spec.env_frames_per_step
+        self._refresh_period, self._steps = config.actor.refresh_period, 0
+        self._every_env = np.arange(envs)
+        self._q: np.ndarray | None = None  # Q-values of the observation to act from
+        self._return = np.zeros(envs)
+        self._length = np.zeros(envs, np.int64)
+
+    def work(self) -> bool:
+        """Send ready batches, then make one vector step if there is room for what it yields."""
+        sent = self._send_ready()
+        if self.policy.refresh():
+            self.counters.set("param_version", self.policy.param_version)
+        if self.policy.param_version < 0:
+            self.policy.request(0)
+            return sent
+        if not self.intake.has_room():
+            return sent
+        self._step()
+        return True
+
+    def waiting_for(self) -> str:
+        """Say what the actor waits for."""
+        if self.policy.param_version < 0:
+            return "the learner's first weights"
+        return f"replay to take intake batches ({self.port.waits_for()})"
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+    def _step(self) -> None:
+        if self._q is None:
+            self._begin()
+        version = self.policy.param_version
+        action = epsilon_greedy(self._q, self.epsilons, self.rng)
+        step = self.envs.step(action)
+        q = self.policy.q_values(step.obs)
+        q_taken = self._q[self._every_env, action]
+        self.intake.add(step, action, q_taken, version, self._bootstrap(step, q))
+        self._q = q
+        self._count(step)
+        self._steps += 1
+        if self._steps % self._refresh_period == 0:
+            self.policy.request(self.policy.learner_steps + 1)
+
+    def _begin(self) -> None:
+        obs = self.envs.reset()
+        self.intake.begin(obs)
+        self._q = self.policy.q_values(obs)
+
+    def _bootstrap(self, step: Timestep, q: np.ndarray) -> np.ndarray:
+        """Return max_a Q(s_t, a) [V]: from the acting pass, but for truncated rows that were reset at once."""
+        value = q.max(axis=1)
+        rows = np.flatnonzero(step.truncated & step.first)
+        if rows.size:
+            value[rows] = self.policy.q_values(step.last_obs[rows]).max(axis=1)
+        return value
+
+    def _send_ready(self) -> bool:
+        for row in self.port.completed_intake():
+            self.intake.recycle(row)
+        sent = False
+        while self.intake.ready and self.port.can_send_intake():
+            row = self.intake.ready.popleft()
+            self.port.send_intake(row, self.intake.message(row))
+            self.counters.add("intake_batches", 1)
+            self.counters.add("transitions", self.intake.transitions(row))
+            sent = True
+        return sent
+
+    def _count(self, step: Timestep) -> None:
+        steps = int(step.valid.sum())
+        self.counters.add("agent_steps", steps)
+        self.counters.add("env_frames", steps * self._frames_per_step)
+        self._return += step.reward
+        self._length += step.valid
+        ended = np.flatnonzero(step.terminated | step.truncated)
+        if ended.size:
+            self.counters.add("episodes", ended.size)
+            self.counters.add("return_sum", self._return[ended].sum())
+            self.counters.add("episode_steps_sum", self._length[ended].sum())
+            self._return[ended], self._length[ended] = 0.0, 0

@@ -1,0 +1,93 @@
+"""The evaluator: greedy episodes on fixed seeds, at full scores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.exploration import epsilon_greedy
+from apex.config import Config
+from apex.envs import VectorEnv, make_envs
+from apex.policy import Policy
+from apex.ports import WeightsPort
+from apex.role import Role
+from apex.schema import EnvSpec
+from apex.topology import EVALUATOR
+
+
+class Episodes:
+    """One episode in each of V environments, stepped together; ``returns`` holds the first episode of each."""
+
+    def __init__(self, envs: VectorEnv, epsilon: float, seed: int):
+        self.envs, self.obs = envs, envs.reset()
+        self.rng = np.random.default_rng(seed)
+        self.epsilons = np.full(envs.num_envs, epsilon)
+        self.returns = np.zeros(envs.num_envs)
+        self.lengths = np.zeros(envs.num_envs, np.int64)
+        self.running = np.ones(envs.num_envs, bool)
+
+    @property
+    def done(self) -> bool:
+        """Whether every environment has ended its first episode."""
+        return not self.running.any()
+
+    def step(self, q_values) -> None:
+        """Make one vector step with ``q_values(obs) -> float32[V, A]``."""
+        step = self.envs.step(epsilon_greedy(q_values(self.obs), self.epsilons, self.rng))
+        self.returns += np.where(self.running, step.reward, 0.0)
+        self.lengths += self.running
+        self.running &= ~(step.terminated | step.truncated)
+        self.obs = step.obs
+
+
+class Evaluator(Role):
+    """Evaluates weights at least ``evaluator.period`` learner steps apart, as long as the run lasts."""
+
+    port: WeightsPort
+
+    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort):
+        super().__init__(EVALUATOR, port, config.run.log_period_s)
+        self.config = config.evaluator
+        self.env_config = config.env
+        self.policy = Policy(config, spec, port)
+        self._episodes: Episodes | None = None
+        self._unreported = False
+
+    def work(self) -> bool:
+        """Make one vector step of the running evaluation, or report it, or ask for the next weights."""
+        if self._unreported:
+            self._unreported = not self.report()
+            return not self._unreported
+        if self._episodes is not None:
+            self._step()
+            return True
+        if not self.policy.refresh():
+            first = self.policy.param_version < 0
+            self.policy.request(0 if first else self.policy.learner_steps + self.config.period)
+            return False
+        self._episodes = self._make_episodes()
+        return True
+
+    def waiting_for(self) -> str:
+        """Say what the evaluator waits for."""
+        return f"weights {self.config.period} learner steps newer"
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._episodes is not None:
+            self._episodes.envs.close()
+
+    def _make_episodes(self) -> Episodes:
+        c = self.config
+        envs = make_envs(self.env_config, c.episodes, c.seed, evaluation=True)
+        return Episodes(envs, c.epsilon, c.seed)
+
+    def _step(self) -> None:
+        self._episodes.step(self.policy.q_values)
+        if not self._episodes.done:
+            return
+        self.counters.add("evaluations", 1)
+        self.counters.set("eval_return", float(self._episodes.returns.mean()))
+        self.counters.set("eval_episodes", len(self._episodes.returns))
+        self.counters.set("eval_version", self.policy.param_version)
+        self._episodes.envs.close()
+        self._episodes, self._unreported = None, True

@@ -1,0 +1,172 @@
+"""From vector steps to intake batches, written in place and vectorised over environments.
+
+Each environment fills an intake batch of its own, so that consecutive transitions share frames: every
+frame is stored once and transitions point at it by row. A full batch gets its initial priorities in
+one call and waits to be sent; the frames that unfinished n-step windows still need are carried over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.n_step import NStep
+from apex.config import Config
+from apex.envs import Timestep
+from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes
+
+ZERO_FRAME = -1
+
+
+class Intake:
+    """Builds intake batches for ``actor.envs`` environments of one actor.
+
+    ``priority(q_taken, reward, discount, bootstrap)`` is the algorithm's initial priority. Batches
+    become ready in ``ready`` (pool rows); after ``message(row)`` has been sent and received, give
+    the row back by ``recycle(row)``. ``add`` may only be called while ``has_room()``.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, actor: int, priority: Callable[..., np.ndarray]):
+        v, n, b = config.actor.envs, config.algorithm.n_step, config.actor.intake_batch
+        self.spec, self.actor, self.priority, self.batch = spec, actor, priority, b
+        self.layout = intake_layout(spec, b, n)
+        self._frame_rows = self.layout.fields["frames"].shape[0]
+        self._most_closed = v * (n // b + 2)  # batches that one step can close
+        self._make_pool(v + self._most_closed + config.actor.in_flight)
+        self._n_step = NStep(v, n, config.algorithm.discount)
+        self._envs = np.arange(v)
+        self._make_windows(v, n)
+        self._sequence = 0
+
+    def _make_pool(self, rows: int) -> None:
+        self._pool = aligned_bytes(rows, self.layout.nbytes)
+        self._views = self.layout.views(self._pool)
+        self._q_taken = np.zeros((rows, self.batch), np.float32)
+        self._bootstrap = np.zeros((rows, self.batch), np.float32)
+        self._free = list(range(rows))
+        self.ready: deque[int] = deque()
+
+    def _make_windows(self, v: int, n: int) -> None:
+        """State per environment: its batch, the observation to act from, and starts not yet written, by age."""
+        self._row = np.array([self._free.pop() for _ in range(v)])
+        self._count, self._frames, self._pending = (np.zeros(v, np.int64) for _ in range(3))
+        # The first batch of environment i closes early, so that batches do not all fill at once.
+        self._limit = np.maximum(1, self.batch * (self._envs + 1) // v)
+        self._obs = np.full((v, self.spec.stack), ZERO_FRAME, np.int16)
+        self._start_obs = np.full((v, n, self.spec.stack), ZERO_FRAME, np.int16)
+        self._start_action = np.zeros((v, n), np.int32)
+        self._start_q = np.zeros((v, n), np.float32)
+        self._start_version = np.zeros((v, n), np.int64)
+
+    def begin(self, obs: np.ndarray) -> None:
+        """Start every environment's first episode at ``obs`` [V, stack, *frame_shape]."""
+        self._begin(self._envs, obs)
+
+    def has_room(self) -> bool:
+        """Whether the pool can take whatever one more step may close."""
+        return len(self._free) >= self._most_closed
+
+    def add(self, step: Timestep, action: np.ndarray, q_taken: np.ndarray, version: int, bootstrap: np.ndarray) -> None:
+        """Take one vector step: the actions taken, their Q-values, and max_a Q(``step.last_obs``), each [V]."""
+        valid = np.flatnonzero(step.valid)
+        self._close_where(valid[self._frames[valid] >= self._frame_rows])
+        self._push_start(valid, action, q_taken, version)
+        self._append_frame(valid, step.last_obs)
+        env, age, ret, discount = self._n_step.step(step.reward, step.terminated, step.truncated, step.valid)
+        for a in range(self._start_action.shape[1] - 1, -1, -1):  # oldest first
+            at = age == a
+            if at.any():
+                self._write(env[at], a, ret[at], discount[at], bootstrap)
+        self._begin(np.flatnonzero(step.first), step.obs)
+
+    def message(self, row: int) -> np.ndarray:
+        """Return the used part of a ready batch."""
+        frames = int(self._views["header"][row, 1])
+        return self._pool[row, : intake_nbytes(self.layout, self.spec, frames)]
+
+    def transitions(self, row: int) -> int:
+        """Return the number of transitions in a ready batch."""
+        return int(self._views["header"][row, 0])
+
+    def recycle(self, row: int) -> None:
+        """Take back a row that has been received."""
+        self._free.append(row)
+
+    def _push_start(self, valid: np.ndarray, action: np.ndarray, q_taken: np.ndarray, version: int) -> None:
+        for starts, new in ((self._start_obs, self._obs), (self._start_action, action), (self._start_q, q_taken)):
+            starts[:, 1:] = starts[:, :-1]
+            starts[:, 0] = new
+        self._start_version[:, 1:] = self._start_version[:, :-1]
+        self._start_version[:, 0] = version
+        self._pending[valid] += 1
+
+    def _append_frame(self, env: np.ndarray, obs: np.ndarray) -> None:
+        """Store the newest frame of ``obs`` and point the environments' current observation at it."""
+        at = self._frames[env]
+        self._views["frames"][self._row[env], at] = obs[env, -1]
+        self._frames[env] += 1
+        self._obs[env, :-1] = self._obs[env, 1:]
+        self._obs[env, -1] = at
+
+    def _write(self, env: np.ndarray, age: int, ret: np.ndarray, discount: np.ndarray, bootstrap: np.ndarray) -> None:
+        """Write the transition that started ``age`` steps ago in each of ``env`` and ends at its current observation."""
+        row, i, views = self._row[env], self._count[env], self._views
+        views["obs_frames"][row, i] = self._start_obs[env, age]
+        views["next_obs_frames"][row, i] = self._obs[env]
+        views["action"][row, i] = self._start_action[env, age]
+        views["reward"][row, i] = ret
+        views["discount"][row, i] = discount
+        views["param_version"][row, i] = self._start_version[env, age]
+        self._q_taken[row, i] = self._start_q[env, age]
+        self._bootstrap[row, i] = bootstrap[env]
+        self._count[env] += 1
+        self._pending[env] -= 1
+        self._close_where(env[self._count[env] >= self._limit[env]])
+
+    def _begin(self, envs: np.ndarray, obs: np.ndarray) -> None:
+        """Store the first observation of an episode; equal neighbours and zero frames are stored once or not at all."""
+        self._obs[envs] = ZERO_FRAME  # the episode before is no longer pointed at
+        self._close_where(envs[self._frames[envs] + self.spec.stack > self._frame_rows])
+        for env in envs:
+            last = ZERO_FRAME
+            for s, frame in enumerate(obs[env]):
+                if not frame.any():
+                    last = ZERO_FRAME
+                elif s == 0 or not np.array_equal(frame, obs[env, s - 1]):
+                    last = self._store_frame(env, frame)
+                self._obs[env, s] = last
+
+    def _store_frame(self, env: int, frame: np.ndarray) -> int:
+        at = int(self._frames[env])
+        self._views["frames"][self._row[env], at] = frame
+        self._frames[env] += 1
+        return at
+
+    def _close_where(self, envs: np.ndarray) -> None:
+        for env in envs:
+            self._close(env)
+
+    def _close(self, env: int) -> None:
+        """Make the environment's batch ready and carry its open windows into a new one."""
+        old, new, count = int(self._row[env]), self._free.pop(), int(self._count[env])
+        self._finish_batch(old, count, int(self._frames[env]))
+        pending = self._start_obs[env, : self._pending[env]]
+        needed = np.append(pending, self._obs[env])
+        needed = needed[needed != ZERO_FRAME]
+        first = int(needed.min()) if needed.size else int(self._frames[env])
+        carried = int(self._frames[env]) - first
+        frames = self._views["frames"]
+        frames[new, :carried] = frames[old, first : first + carried]
+        for pointers in (pending, self._obs[env]):  # views: renumbered in place
+            pointers[pointers != ZERO_FRAME] -= first
+        self._row[env], self._count[env], self._frames[env], self._limit[env] = new, 0, carried, self.batch
+
+    def _finish_batch(self, row: int, count: int, frames: int) -> None:
+        views = self._views
+        views["header"][row] = (count, frames, self.actor, self._sequence)
+        self._sequence += 1
+        used = (self._q_taken[row], views["reward"][row], views["discount"][row], self._bootstrap[row])
+        views["priority"][row, :count] = self.priority(*(column[:count] for column in used))
+        self.ready.append(row)

@@ -1,0 +1,31 @@
+"""Model checkpoints: written aside, flushed, renamed; a torn one is never loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from apex.config import ConfigError
+
+
+def save(path: Path, state: dict) -> None:
+    """Write ``state`` (tensors, numbers, text, dictionaries) so that ``path`` is old or new, never torn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".tmp")
+    with open(aside, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def load(path: Path) -> dict:
+    """Read a checkpoint on the CPU; raises :class:`ConfigError` naming a missing or unreadable file."""
+    if not path.is_file():
+        raise ConfigError(f"no checkpoint at {path}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"checkpoint {path} cannot be read: {type(error).__name__}") from error

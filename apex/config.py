@@ -1,0 +1,321 @@
+"""The configuration of a run: frozen dataclasses, one per section, validated once.
+
+A run is configured by the defaults below, then a TOML preset from ``configs/``, then ``--set
+section.field=value`` overrides, in that order. Every field carries its unit and one line of doc in
+its metadata; ``apex train --help`` prints them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+PRESET_DIR = Path(__file__).resolve().parent.parent / "configs"
+
+
+class ConfigError(ValueError):
+    """A preset, field or value that cannot be used; the message is one line for the user."""
+
+
+def option(default, doc: str, unit: str = "", choices: tuple = (), low=None, high=None):
+    """Declare a field with its default, one line of doc, unit and accepted values or range."""
+    meta = {"doc": doc, "unit": unit, "choices": choices, "low": low, "high": high}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What ends the run, how it is seeded, where it is written."""
+
+    seed: int = option(0, "seed of everything random in the run", low=0)
+    transport: str = option("mpi", "how roles exchange messages", choices=("mpi", "local"))
+    directory: str = option("runs", "folder that run folders are made in")
+    max_learner_steps: int = option(1_000_000, "end after this many optimiser updates", "learner steps", low=1)
+    max_wall_s: float = option(0.0, "end after this long; 0: no limit", "s", low=0.0)
+    target_return: float = option(0.0, "end once a greedy evaluation reaches this mean return (if stop_at_target)", "return")
+    stop_at_target: bool = option(False, "end the run at target_return")
+    log_period_s: float = option(2.0, "time between two rows of the log", "s", low=0.01)
+    watchdog_s: float = option(60.0, "report a role that has waited this long, and for what", "s", low=0.1)
+    drain_s: float = option(30.0, "longest wait for messages in flight at the end", "s", low=0.1)
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The environment: family, id and, for Atari, the preprocessing."""
+
+    family: str = option("gymnasium", "environment family: a module of apex/envs")
+    id: str = option("CartPole-v1", "Gymnasium id, or for family atari the game's ROM name (pong)")
+    frame_skip: int = option(4, "emulator frames per agent step (atari)", "env frames", low=1)
+    frame_size: int = option(84, "height and width of a frame (atari)", "pixels", low=16)
+    stack: int = option(4, "frames in an observation (atari)", "frames", low=1)
+    sticky_actions: float = option(0.0, "probability that the last action is repeated (atari)", low=0.0, high=1.0)
+    noop_max: int = option(30, "most no-op actions after a reset (atari)", "actions", low=0)
+    clip_rewards: bool = option(True, "train on sign-clipped rewards (atari); evaluation never does")
+    episodic_life: bool = option(False, "train with a lost life as an episode's end (atari); evaluation never does")
+    max_episode_frames: int = option(108_000, "truncate an episode at this length (atari)", "env frames", low=1)
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """The network and the loss."""
+
+    name: str = option("double_dqn", "algorithm: a module of apex/algorithms")
+    network: str = option("mlp", "torso of the Q-network", choices=("mlp", "small_cnn", "nature_cnn"))
+    hidden: int = option(128, "width of the fully connected layers", "units", low=1)
+    dueling: bool = option(True, "separate value and advantage streams (Wang et al. 2016)")
+    double: bool = option(True, "online network chooses, target network values (van Hasselt et al. 2016)")
+    n_step: int = option(3, "rewards summed in one transition", "agent steps", low=1, high=64)
+    discount: float = option(0.99, "gamma, per agent step", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """Actors: how many, what they explore with and how they ship transitions."""
+
+    count: int = option(1, "actors started when --ranks does not say", "ranks", low=1)
+    envs: int = option(16, "environments stepped together by one actor", "environments", low=1, high=1024)
+    intake_batch: int = option(50, "transitions in one intake batch", "transitions", low=1, high=4096)
+    in_flight: int = option(4, "intake batches an actor may have on the wire at once", "batches", low=1)
+    epsilon_base: float = option(0.4, "epsilon_i = base^(1 + alpha i/(N-1)) over all N environments", low=0.0, high=1.0)
+    epsilon_alpha: float = option(7.0, "exponent alpha of the epsilon ladder", low=0.0)
+    refresh_period: int = option(100, "agent steps of each environment between two requests for weights", "agent steps", low=1)
+    threads: int = option(1, "torch threads of an actor or evaluator", "threads", low=1)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Replay ranks: size, prioritisation and the rate limiter."""
+
+    ranks: int = option(1, "replay ranks", "ranks", low=1)
+    capacity: int = option(100_000, "transitions held by all replay ranks together", "transitions", low=1)
+    index: str = option("binary", "priority index: a module of replay_rank/index")
+    alpha: float = option(0.6, "mass = (priority + eps)^alpha", low=0.0)
+    eps: float = option(1e-6, "added to every priority before alpha", low=1e-12)
+    min_size: int = option(1_000, "transitions (over all replay ranks) before the first sample", "transitions", low=1)
+    samples_per_insert: float = option(0.0, "transitions sampled per transition inserted; 0: not limited", low=0.0)
+    error_band: float = option(0.1, "how far samples may run ahead of or behind inserts, as a share of min_size", low=0.0)
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The learner: optimiser, target network, prefetching, publishing, checkpoints."""
+
+    batch_size: int = option(512, "transitions in one sample batch", "transitions", low=1)
+    optimizer: str = option("adam", "optimiser", choices=("adam", "rmsprop"))
+    learning_rate: float = option(1e-4, "step size", low=1e-12)
+    optimizer_eps: float = option(1.5e-4, "epsilon in the optimiser's denominator", low=0.0)
+    rmsprop_decay: float = option(0.95, "decay of centred RMSProp (rmsprop)", low=0.0, high=1.0)
+    max_grad_norm: float = option(10.0, "global gradient norm is clipped to this", low=1e-12)
+    target_period: int = option(2_500, "learner steps between copies into the target network", "learner steps", low=1)
+    beta: float = option(0.4, "exponent of the importance-sampling weights", low=0.0, high=1.0)
+    is_normalizer: str = option("global", "weights are divided by the largest in replay, or in the batch", choices=("global", "batch"))
+    prefetch: int = option(2, "sample batches in flight to the learner", "batches", low=1, high=64)
+    publish_period: int = option(50, "learner steps between two publishes of the weights", "learner steps", low=1)
+    checkpoint_period: int = option(10_000, "learner steps between two checkpoints", "learner steps", low=1)
+    threads: int = option(1, "torch threads of the learner", "threads", low=1)
+    device: str = option("cpu", "where the learner computes: cpu or cuda")
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """Greedy evaluation on fixed seeds, at full scores."""
+
+    episodes: int = option(20, "episodes in one evaluation, each on its own fixed seed", "episodes", low=1)
+    period: int = option(1_000, "learner steps between the weights of two evaluations", "learner steps", low=1)
+    epsilon: float = option(0.0, "share of random actions in evaluation", low=0.0, high=1.0)
+    seed: int = option(1_000_003, "seed of the first evaluation episode; the same in every run", low=0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All sections. Build it with :func:`load`, which validates."""
+
+    run: RunConfig = RunConfig()
+    env: EnvConfig = EnvConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: ActorConfig = ActorConfig()
+    replay: ReplayConfig = ReplayConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+
+
+def nearest(name: str, choices) -> str:
+    """Return ``"; did you mean 'x'?"`` plus all choices: the tail of every refusal by name."""
+    choices = sorted(map(str, choices))
+    close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.4)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}(choices: {', '.join(choices)})"
+
+
+def fields(section: type) -> dict[str, dataclasses.Field]:
+    """Return the fields of a section class by name."""
+    return {f.name: f for f in dataclasses.fields(section)}
+
+
+def sections() -> dict[str, type]:
+    """Return section name -> section class, in order."""
+    hints = typing.get_type_hints(Config)
+    return {f.name: hints[f.name] for f in dataclasses.fields(Config)}
+
+
+def field_type(section: type, name: str) -> type:
+    """Return the plain type (int, float, str, bool) of a field."""
+    return typing.get_type_hints(section)[name]
+
+
+def presets() -> list[str]:
+    """Return the names of all presets in ``configs/``."""
+    return sorted(p.stem for p in PRESET_DIR.glob("*.toml"))
+
+
+def load(preset: str, overrides: typing.Iterable[str] = ()) -> Config:
+    """Return the validated configuration of a preset (a name or a ``.toml`` path) plus overrides.
+
+    Overrides are ``"section.field=value"``. Raises :class:`ConfigError` with one line that names
+    what is wrong and the nearest valid choice.
+    """
+    tables = [(f"preset '{preset}'", _read_preset(preset))]
+    tables += [("--set", _parse_override(text)) for text in overrides]
+    return from_tables(tables)
+
+
+def from_tables(tables) -> Config:
+    """Return the validated configuration from ``(source, {section: {field: value}})`` pairs, later ones winning."""
+    merged: dict[str, dict] = {name: {} for name in sections()}
+    for source, table in tables:
+        for section, values in table.items():
+            if section not in merged:
+                raise ConfigError(f"{source}: unknown section '{section}'; {nearest(section, merged)}")
+            if not isinstance(values, dict):
+                raise ConfigError(f"{source}: '{section}' must be a section with fields, got {values!r}")
+            for name, value in values.items():
+                merged[section][name] = _checked(source, section, name, value)
+    config = Config(**{name: cls(**merged[name]) for name, cls in sections().items()})
+    _validate_together(config)
+    return config
+
+
+def to_tables(config: Config) -> dict[str, dict]:
+    """Return the configuration as nested plain dictionaries; ``from_tables`` reverses it."""
+    return dataclasses.asdict(config)
+
+
+def to_toml(config: Config) -> str:
+    """Return the resolved configuration as TOML that :func:`load` reads back to an equal one."""
+    lines = []
+    for section, values in to_tables(config).items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def override(config: Config, **dotted) -> Config:
+    """Return a copy with fields replaced and checked, e.g. ``override(c, run__seed=3)``."""
+    table: dict[str, dict] = {}
+    for key, value in dotted.items():
+        section, name = key.split("__", 1)
+        table.setdefault(section, {})[name] = value
+    return from_tables([("configuration", to_tables(config)), ("override", table)])
+
+
+def _toml_value(value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _read_preset(preset: str) -> dict:
+    path = Path(preset) if preset.endswith(".toml") else PRESET_DIR / f"{preset}.toml"
+    if not path.is_file():
+        raise ConfigError(f"unknown preset '{preset}'; {nearest(preset, presets())}")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"preset '{preset}' is not valid TOML: {error}") from None
+
+
+def _parse_override(text: str) -> dict:
+    key, equals, raw = text.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and section and name):
+        raise ConfigError(f"--set {text}: write --set section.field=value, for example --set replay.capacity=50000")
+    return {section: {name: _Raw(raw.strip())}}
+
+
+class _Raw(str):
+    """A value typed on the command line: still text, to be read as its field's type."""
+
+
+def _checked(source: str, section: str, name: str, value):
+    """Return ``value`` as the field's type, or refuse it by name."""
+    cls = sections()[section]
+    if name not in fields(cls):
+        raise ConfigError(f"{source}: unknown field '{section}.{name}'; {nearest(name, fields(cls))}")
+    kind, where = field_type(cls, name), f"{source}: {section}.{name}"
+    value = _convert(where, value, kind)
+    meta = fields(cls)[name].metadata
+    if meta["choices"] and value not in meta["choices"]:
+        raise ConfigError(f"{where} = {value!r} is not a choice; {nearest(value, meta['choices'])}")
+    if kind in (int, float):
+        _check_range(where, value, meta["low"], meta["high"], meta["unit"])
+    return value
+
+
+def _convert(where: str, value, kind: type):
+    if isinstance(value, _Raw):
+        value = _from_text(where, str(value), kind)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{where} = {value!r} must be {_KIND_WORDS[kind]}")
+    return value
+
+
+_KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _from_text(where: str, text: str, kind: type):
+    if kind is str:
+        return text
+    if kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        if kind is int:
+            return int(text.replace("_", ""))
+        if kind is float:
+            return float(text)
+    except ValueError:
+        pass
+    raise ConfigError(f"{where} = {text!r} must be {_KIND_WORDS[kind]}")
+
+
+def _check_range(where: str, value, low, high, unit: str) -> None:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ConfigError(f"{where} = {value} must be finite")
+    if low is not None and value < low:
+        raise ConfigError(f"{where} = {value} is too small; the least is {low} {unit}".rstrip())
+    if high is not None and value > high:
+        raise ConfigError(f"{where} = {value} is too large; the most is {high} {unit}".rstrip())
+
+
+def _validate_together(config: Config) -> None:
+    """Refuse settings that are each valid but cannot work together."""
+    unit = config.actor.intake_batch * config.replay.ranks
+    capacity = config.replay.capacity
+    if capacity % unit:
+        up = -(-capacity // unit) * unit
+        raise ConfigError(
+            f"replay.capacity = {capacity} must be a multiple of actor.intake_batch x replay.ranks = {unit}; the nearest is {up}"
+        )
+    if config.replay.min_size > capacity:
+        raise ConfigError(
+            f"replay.min_size = {config.replay.min_size} exceeds replay.capacity = {capacity}: no batch could ever be sampled"
+        )

@@ -1,0 +1,64 @@
+"""Environments, vectorised and alike: the whole API on this page.
+
+``make_envs(env, num_envs, seed)`` returns a :class:`VectorEnv`, ``env_spec(env)`` its shape::
+
+    envs = make_envs(config.env, num_envs=16, seed=0)
+    obs = envs.reset()                   # [V, *spec.observation_shape]
+    timestep = envs.step(actions)        # actions int[V] -> Timestep
+    obs = timestep.obs                   # act from this next
+
+A *family* is a module of this folder, found by its name (``env.family``), that offers
+
+- ``make_envs(env, num_envs, seed, *, evaluation, render) -> VectorEnv``
+- ``env_spec(env) -> EnvSpec``
+
+``tests/conformance/env_conformance.py`` holds the tests that every family passes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from apex.config import ConfigError, EnvConfig, nearest
+from apex.envs.vector import Timestep, VectorEnv
+from apex.schema import EnvSpec
+
+__all__ = ["Timestep", "VectorEnv", "env_spec", "families", "make_envs"]
+
+_NOT_FAMILIES = {"vector"}
+
+
+def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
+    """Return ``num_envs`` environments; the same arguments and actions always repeat the same run.
+
+    Row i is seeded with ``seed + i``. (For training, an environment with a vector implementation of
+    its own may instead draw all its rows from the one seed; rows still differ.) With ``evaluation``
+    rewards are not clipped, a lost life ends nothing, and the first episode of row i depends only on
+    ``seed + i`` and the actions of that row. With ``render``, :meth:`VectorEnv.render` shows row 0.
+    Raises :class:`ConfigError` for an unknown family or id and for spaces that cannot be used.
+    """
+    return _family(env.family).make_envs(env, num_envs, seed, evaluation=evaluation, render=render)
+
+
+def env_spec(env: EnvConfig) -> EnvSpec:
+    """Return what the environment looks like, without keeping one alive.
+
+    Raises :class:`ConfigError` as :func:`make_envs` does.
+    """
+    return _family(env.family).env_spec(env)
+
+
+def families() -> list[str]:
+    """Return the names of all environment families."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_FAMILIES)
+
+
+def _family(name: str) -> ModuleType:
+    if name not in families():
+        raise ConfigError(f"env.family = '{name}' is unknown; {nearest(name, families())}")
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"env.family = '{name}' needs the package '{error.name}', which is not installed") from error

@@ -1,0 +1,139 @@
+"""Family "atari": Atari 2600 games, preprocessed and stacked by ale_py's AtariVectorEnv.
+
+``env.id`` is the ROM name (``pong``). Observations are uint8 [stack, size, size], oldest frame
+first. Within an episode each step shifts the stack by one frame, up to and including the terminal
+observation; the first observation is all zero but for its newest frame. The conformance tests hold
+it to both, for frames are stored once and shared on the strength of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import ClassVar
+
+import numpy as np
+from ale_py import AtariVectorEnv, roms
+from gymnasium.vector import AutoresetMode
+
+from apex.config import ConfigError, EnvConfig
+from apex.envs.vector import Timestep, VectorEnv
+from apex.schema import EnvSpec
+
+# Loading one of these ends the process: they have no mode for one player.
+_TWO_PLAYER_ROMS = {"combat", "joust", "maze_craze", "warlords"}
+_GYMNASIUM_ID = re.compile(r"(?:ALE/)?(\w+?)(?:-ram)?(?:NoFrameskip|Deterministic)?(?:-v\d+)?", re.IGNORECASE)
+_SCREEN = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+
+
+class _Ale(AtariVectorEnv):
+    # AtariVectorEnv writes its autoreset mode into its class's dictionary, which without this line
+    # is the one that all Gymnasium vector environments share.
+    metadata: ClassVar[dict] = {}
+
+
+class _AleWithScreen(VectorEnv):
+    """Row 0 is played a second time, in colour and at full size, to be shown.
+
+    AtariVectorEnv has no picture to render, but its runs repeat exactly: the second emulator has the
+    same seed and gets the same actions.
+    """
+
+    def __init__(self, env: AtariVectorEnv, spec: EnvSpec, seed: np.ndarray, screen: AtariVectorEnv):
+        super().__init__(env, spec, seed, fresh_arrays=True)
+        self._screen = screen
+        self._frames = None
+
+    def reset(self) -> np.ndarray:
+        self._frames, _ = self._screen.reset(seed=self._seed[:1])
+        return super().reset()
+
+    def step(self, actions: np.ndarray) -> Timestep:
+        timestep = super().step(actions)
+        self._frames, *shown, _ = self._screen.step(np.asarray(actions[:1], np.int64))
+        played = (timestep.reward, timestep.terminated, timestep.truncated)
+        if any(s[0] != p[0] for s, p in zip(shown, played, strict=True)):
+            raise RuntimeError("the game on the screen has left the game that is played")
+        return timestep
+
+    def render(self) -> np.ndarray:
+        """Return the screen of row 0, uint8 [210, 160, 3]; where an episode ended, the new one's first."""
+        return self._frames[0, -1].copy()
+
+    def close(self) -> None:
+        super().close()
+        self._screen.close()
+
+
+def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
+    """Return ``num_envs`` games of ``env.id``; see :func:`apex.envs.make_envs`."""
+    options = _options(env, evaluation)
+    made = _Ale(_rom(env.id), num_envs, **options)
+    seeds = (seed + np.arange(num_envs)) % 2**31  # the emulator's seeds are 31 bits; -1 would be random
+    if render:
+        screen = _Ale(_rom(env.id), 1, **{**options, **_SCREEN})
+        return _AleWithScreen(made, _spec_of(env, made), seeds, screen)
+    # Its observation arrays are new at every step (a test holds on to them and looks again).
+    return VectorEnv(made, _spec_of(env, made), seeds, fresh_arrays=True)
+
+
+def env_spec(env: EnvConfig) -> EnvSpec:
+    """Return the spec of the game ``env.id`` with the preprocessing of ``env``."""
+    made = _Ale(_rom(env.id), 1, **_options(env, evaluation=True))
+    try:
+        return _spec_of(env, made)
+    finally:
+        made.close()
+
+
+def rom_names() -> list[str]:
+    """Return the ROM names that can be played."""
+    return sorted(set(roms.get_all_rom_ids()) - _TWO_PLAYER_ROMS)
+
+
+def rom_of(name: str) -> str | None:
+    """Return the ROM that a name such as ``ALE/MsPacman-v5`` or ``MsPacmanNoFrameskip-v4`` stands for."""
+    match = _GYMNASIUM_ID.fullmatch(name)
+    by_plain_name = {rom.replace("_", ""): rom for rom in rom_names()}
+    return by_plain_name.get(match[1].replace("_", "").lower()) if match else None
+
+
+def _options(env: EnvConfig, evaluation: bool) -> dict:
+    """Return AtariVectorEnv's arguments. Each is explicit: its defaults are not those of the ids."""
+    return {
+        "frameskip": env.frame_skip,
+        "stack_num": env.stack,
+        "img_height": env.frame_size,
+        "img_width": env.frame_size,
+        "repeat_action_probability": env.sticky_actions,
+        "noop_max": env.noop_max,
+        "max_num_frames_per_episode": env.max_episode_frames,
+        "episodic_life": env.episodic_life and not evaluation,
+        "reward_clipping": env.clip_rewards and not evaluation,
+        "grayscale": True,
+        "maxpool": True,
+        "use_fire_reset": True,
+        "full_action_space": False,
+        "num_threads": 1,  # a rank has one core; more ranks, not more threads
+        # NEXT_STEP would spend a step of every episode on its reset.
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+    }
+
+
+def _spec_of(env: EnvConfig, made: AtariVectorEnv) -> EnvSpec:
+    size = (env.frame_size, env.frame_size)
+    return EnvSpec(size, "uint8", env.stack, int(made.single_action_space.n), env.frame_skip)
+
+
+def _rom(name: str) -> str:
+    """Return ``name`` if it is a ROM that can be played, or refuse it with the nearest ones."""
+    if name in rom_names():
+        return name
+    if name in _TWO_PLAYER_ROMS:
+        raise ConfigError(f"env.id = '{name}' is a game for two players only and cannot be played by one")
+    rom = rom_of(name)
+    if rom is not None:
+        raise ConfigError(f"env.id = '{name}' is not a ROM name; write env.id = '{rom}'")
+    close = difflib.get_close_matches(name.lower(), rom_names(), n=3, cutoff=0.4) or ["pong"]
+    others = f" (near too: {', '.join(close[1:])})" if close[1:] else ""
+    raise ConfigError(f"env.id = '{name}' is not an Atari ROM name; did you mean '{close[0]}'?{others}")

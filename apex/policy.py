@@ -1,0 +1,43 @@
+"""Acting with the learner's newest weights: what actors and the evaluator share."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from apex import algorithms, weights
+from apex.config import Config
+from apex.ports import WeightsPort
+from apex.schema import EnvSpec, aligned_bytes, weight_header, weight_layout
+
+
+class Policy:
+    """A network that follows the learner's publishes.
+
+    ``param_version`` and ``learner_steps`` are those of the weights in use, -1 before the first.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort):
+        self.network = algorithms.load(config.algorithm.name).make_network(config, spec).eval()
+        self.port = port
+        layout = weight_layout(weights.size(self.network))
+        self._message = aligned_bytes(layout.nbytes)
+        self._vector = layout.views(self._message)["vector"]
+        self.param_version = self.learner_steps = -1
+
+    def request(self, min_learner_steps: int) -> None:
+        """Ask for weights of at least that many learner steps."""
+        self.port.request_weights(min_learner_steps, self._message)
+
+    def refresh(self) -> bool:
+        """Load the weights asked for if they have arrived; return whether they had."""
+        if not self.port.poll_weights():
+            return False
+        weights.unflatten(self.network, self._vector)
+        self.param_version, self.learner_steps = weight_header(self._message)
+        return True
+
+    def q_values(self, obs: np.ndarray) -> np.ndarray:
+        """Return Q-values float32[B, num_actions] of observations [B, stack, *frame_shape]."""
+        with torch.inference_mode():
+            return self.network(torch.from_numpy(obs)).numpy()

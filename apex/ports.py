@@ -1,0 +1,143 @@
+"""What a role may ask of a transport: one port per role, all calls non-blocking.
+
+A role never waits inside a port. It asks, does what work there is, and returns from its ``step``;
+whoever drives the role decides how to wait (see ``apex/transport/drive.py``). All message buffers are
+flat uint8 arrays laid out by ``apex.schema``; nothing on these paths is pickled.
+
+Ending: the learner calls ``stop``; every other port then reports ``stopping``. A role that sees it
+sends nothing new except its last report and calls ``finish``; ``finished`` turns true once every
+message of every rank has been received, so no rank leaves while another still sends to it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class IntakeEvent(NamedTuple):
+    """An intake batch has landed in the buffer given to ``poll``: its length and the sending actor."""
+
+    nbytes: int
+    actor: int
+
+
+class SampleRequestEvent(NamedTuple):
+    """The learner asks for one more sample batch."""
+
+
+class PriorityEvent(NamedTuple):
+    """Priorities came back: a priority message valid until the next ``poll``."""
+
+    message: np.ndarray
+
+
+class Report(NamedTuple):
+    """A role's counters (see ``apex.metrics``): role, role index, float64 vector."""
+
+    role: str
+    index: int
+    vector: np.ndarray
+
+
+class Port(Protocol):
+    """What every role may ask."""
+
+    def progress(self) -> None:
+        """Let messages move; cheap, called often."""
+
+    def send_report(self, vector: np.ndarray) -> bool:
+        """Send this role's counters to the learner; False (not sent) while an earlier report is on its way."""
+
+    def request_stop(self) -> None:
+        """Ask the learner to end the run (a signal arrived here)."""
+
+    @property
+    def stopping(self) -> bool:
+        """The learner has ended the run."""
+
+    def finish(self) -> None:
+        """Declare that this role sends nothing new."""
+
+    @property
+    def finished(self) -> bool:
+        """All ranks have finished and all messages have been received."""
+
+    def waits_for(self) -> str:
+        """Say in a few words what this port's unfinished messages wait for."""
+
+
+class WeightsPort(Port, Protocol):
+    """Roles that act with the learner's weights: actors and the evaluator."""
+
+    def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
+        """Ask for the newest publish of at least that many learner steps, to be received in place.
+
+        ``into`` is a weight message, left alone by the caller until ``poll_weights`` returns true.
+        Ignored while an earlier request is open.
+        """
+
+    def poll_weights(self) -> bool:
+        """Whether the publish asked for has arrived since the last call."""
+
+
+class ActorPort(WeightsPort, Protocol):
+    """An actor streams intake batches, at most a fixed number on the wire."""
+
+    def can_send_intake(self) -> bool:
+        """Whether a credit is free."""
+
+    def send_intake(self, token: int, message: np.ndarray) -> None:
+        """Send ``message``, which must stay unchanged until ``completed_intake`` returns ``token``."""
+
+    def completed_intake(self) -> list[int]:
+        """Return the tokens whose batches the replay rank has received since the last call."""
+
+
+class ReplayPort(Port, Protocol):
+    """A replay rank receives events and answers sample requests."""
+
+    def poll(self, landing: np.ndarray | None):
+        """Return the next event or None. An intake batch is received into ``landing``; None accepts none."""
+
+    def sample_buffer(self) -> np.ndarray | None:
+        """Return a free send buffer of one sample message, or None while all are on their way."""
+
+    def send_sample(self, buffer: np.ndarray) -> None:
+        """Answer the oldest open request with the filled ``buffer`` that ``sample_buffer`` returned."""
+
+    def refuse_sample(self) -> None:
+        """Answer the oldest open request with nothing, as the run is ending."""
+
+
+class LearnerPort(Port, Protocol):
+    """The learner draws, returns priorities, publishes, hears reports, and ends the run."""
+
+    def request_sample(self, replay: int) -> None:
+        """Ask a replay rank for one more batch; batches arrive in the order asked."""
+
+    def poll_sample(self) -> tuple[int, np.ndarray] | None:
+        """Return ``(replay index, sample message)`` of the oldest request if it has arrived.
+
+        The message stays valid until the next message is returned.
+        """
+
+    def send_priorities(self, replay: int, message: np.ndarray) -> None:
+        """Send a priority message (copied before this returns)."""
+
+    def publish(self, message: np.ndarray) -> None:
+        """Make a weight message the newest (copied before this returns); older ones are never sent again."""
+
+    def poll_reports(self) -> list[Report]:
+        """Return the reports received since the last call."""
+
+    def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
+        """Return the weight message of that version if it is one of the last two the evaluator was given."""
+
+    @property
+    def stop_requested(self) -> bool:
+        """Some rank asked to end the run."""
+
+    def stop(self) -> None:
+        """Tell every role that the run ends."""

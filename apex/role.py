@@ -1,0 +1,71 @@
+"""What all roles share: one non-blocking step at a time, periodic reports, an orderly end."""
+
+from __future__ import annotations
+
+import time
+
+from apex.metrics import Counters
+from apex.ports import Port
+
+
+class Role:
+    """A role makes progress by ``step``; it never waits inside one.
+
+    Subclasses give ``work`` (one unit of work; False when there was nothing to do) and may refine
+    ``wind_down`` (the same after the run has ended) and ``update_counters``.
+    """
+
+    def __init__(self, role: str, port: Port, report_period_s: float):
+        self.counters = Counters(role)
+        self.port = port
+        self._report_period_s = report_period_s / 2  # so that every row of the log sees a fresh report
+        self._next_report = 0.0
+        self._finishing = False
+
+    def step(self) -> bool:
+        """Do one unit of work; return False when there was nothing to do but wait."""
+        self.port.progress()
+        if self.port.stopping:
+            return self._end()
+        self._report_if_due()
+        return self.work()
+
+    @property
+    def finished(self) -> bool:
+        """The run has ended and nothing is on its way any more."""
+        return self.port.finished
+
+    def work(self) -> bool:
+        """Do one unit of the role's work."""
+        raise NotImplementedError("a role defines work()")
+
+    def wind_down(self) -> bool:
+        """Do what is left to do after the run has ended."""
+        return False
+
+    def waiting_for(self) -> str:
+        """Say in a few words what the role waits for when ``step`` returns False."""
+        return self.port.waits_for()
+
+    def update_counters(self) -> None:
+        """Bring counters up to date before a report."""
+
+    def report(self) -> bool:
+        """Send the counters to the learner; return whether the port took them."""
+        self.update_counters()
+        return self.port.send_report(self.counters.vector())
+
+    def close(self) -> None:
+        """Free what the role holds."""
+
+    def _end(self) -> bool:
+        if not self._finishing:
+            self._finishing = True
+            self.report()
+            self.port.finish()
+        return self.wind_down()
+
+    def _report_if_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_report and self.report():
+            self._next_report = now + self._report_period_s

@@ -1,0 +1,244 @@
+"""The folder of one run: its configuration, log, result, error, and where the rest of it goes.
+
+::
+
+    runs/latest -> <preset>-<YYYYmmdd-HHMMSS>-s<seed>/
+        config.toml    the resolved configuration
+        metrics.jsonl  one row of the log a line
+        result.json    how the run ended, written once
+        error.txt      the traceback that ended it, the first writer's
+        checkpoints/   tensorboard/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import itertools
+import json
+import math
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from apex.config import ConfigError, nearest
+
+REASONS = ("target_return", "learner_steps", "wall_s", "signal", "error")
+"""Why a run ended: the limit of the configuration it reached, a signal, or an exception."""
+
+
+def create(directory, preset: str, seed: int) -> Path:
+    """Make the folder of a new run, point ``latest`` at it, and return it.
+
+    ``preset`` is a name or a ``.toml`` path. Runs started in the same second get -2, -3, ...
+    Raises OSError where the folder cannot be made.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    stem = Path(preset).name.removesuffix(".toml")
+    folder = _make_first_free(directory, f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-s{seed}")
+    RunFolder(folder).checkpoints.mkdir()
+    _point_latest_at(folder)
+    return folder
+
+
+def _make_first_free(directory: Path, name: str) -> Path:
+    for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2))):
+        folder = directory / (name + suffix)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()  # the test and the claim are one call: of two runs, one gets the name
+            return folder
+
+
+def _point_latest_at(folder: Path) -> None:
+    latest = folder.parent / "latest"
+    if latest.exists() and not latest.is_symlink():
+        print(f"warning: {latest} is not a symbolic link; left as it is", file=sys.stderr)
+        return
+    temporary = _temporary_name(latest)
+    try:
+        temporary.symlink_to(folder.name)
+        os.replace(temporary, latest)
+    except OSError as error:  # a file system without symbolic links is no reason not to train
+        temporary.unlink(missing_ok=True)
+        print(f"warning: {latest} could not be updated: {error.strerror}", file=sys.stderr)
+
+
+def resolve(run: str, directory="runs") -> Path:
+    """Return the folder of a run given by name in ``directory``, by path, or as ``"latest"``.
+
+    ``"latest"`` gives the folder it points at now. Raises :class:`ConfigError`, in one line, if
+    there is no such run.
+    """
+    for folder in (Path(directory) / run, Path(run)):
+        if _is_run(folder):
+            return folder.parent / os.readlink(folder) if folder.is_symlink() else folder
+    names = [path.name for path in Path(directory).glob("*") if _is_run(path)]
+    if not names:
+        raise ConfigError(f"no run '{run}': there are no runs in {directory}")
+    # A folder may hold hundreds of runs: name only the closest.
+    close = difflib.get_close_matches(run, names, n=5, cutoff=0.0)
+    raise ConfigError(f"no run '{run}' in {directory}; {nearest(run, close)}")
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / part).exists() for part in ("config.toml", "metrics.jsonl", "checkpoints"))
+
+
+class RunFolder:
+    """What is read from and written to the folder of one run, which exists."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.config_path = self.path / "config.toml"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
+
+    def write_config(self, toml_text: str) -> None:
+        """Write ``config.toml`` (see :func:`apex.config.to_toml`); a reader sees all of it or none."""
+        os.replace(_write_temporary(self.config_path, toml_text), self.config_path)
+
+    def append_row(self, row: dict) -> None:
+        """Append one row to ``metrics.jsonl`` and flush it. Raises ValueError for NaN or infinity."""
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        with open(self.metrics_path, "a+b") as file:
+            # Where an earlier writer died in mid-line, only its own row may be lost.
+            file.write(b"\n" + line if _ends_in_mid_line(file) else line)
+
+    def rows(self) -> list[dict]:
+        """Return all rows written so far, oldest first; a torn line is left out."""
+        return Tail(self.metrics_path).new_rows()
+
+    def write_result(self, result: dict) -> bool:
+        """Write ``result.json`` atomically. Returns False, and writes nothing, if there is one."""
+        return _write_once(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+
+    def result(self) -> dict | None:
+        """Return what :meth:`write_result` wrote, or None."""
+        text = _read(self.path / "result.json")
+        return None if text is None else json.loads(text)
+
+    def write_error(self, text: str) -> bool:
+        """Write ``error.txt`` atomically. The first writer wins; returns whether that was this call."""
+        return _write_once(self.path / "error.txt", text)
+
+    def error(self) -> str | None:
+        """Return the traceback that ended the run, or None."""
+        return _read(self.path / "error.txt")
+
+
+class Tail:
+    """Reads a growing file of JSON lines from where it last stopped: O(new rows) a call."""
+
+    def __init__(self, path):
+        self._path = Path(path)
+        self._offset = 0
+
+    def new_rows(self) -> list[dict]:
+        """Return the rows completed since the last call; [] while there is no file."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [row for line in complete.splitlines() if (row := _parse(line)) is not None]
+
+
+def make_result(
+    reason: str,
+    status: int,
+    row: dict | None,
+    *,
+    eval_return: float | None,
+    eval_episodes: int,
+    wall_s: float,
+    ranks: int,
+    transport: str,
+    preset: str,
+    seed: int,
+) -> dict:
+    """Return the content of ``result.json``, from the last row of the log if there is one.
+
+    ``status`` is the exit status. Steps and frames are 0 without a row; a NaN return becomes None.
+    Raises ValueError for a reason not in :data:`REASONS`.
+    """
+    if reason not in REASONS:
+        raise ValueError(f"unknown reason '{reason}'; {nearest(reason, REASONS)}")
+    known = eval_return is not None and math.isfinite(eval_return)
+    steps = {key: int((row or {}).get(key) or 0) for key in ("learner_steps", "agent_steps", "env_frames")}
+    return {
+        "reason": reason,
+        "status": status,
+        "eval_return": float(eval_return) if known else None,
+        "eval_episodes": int(eval_episodes),
+        **steps,
+        "wall_s": float(wall_s),
+        "ranks": int(ranks),
+        "transport": transport,
+        "preset": preset,
+        "seed": int(seed),
+    }
+
+
+def _ends_in_mid_line(file) -> bool:
+    if file.seek(0, os.SEEK_END) == 0:
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
+
+
+def _parse(line: bytes) -> dict | None:
+    """Return the row of a line, or None for a line torn by a crash."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _temporary_name(path: Path) -> Path:
+    """Return a name beside ``path`` that no other process or thread uses."""
+    return path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+
+
+def _write_temporary(path: Path, text: str) -> Path:
+    temporary = _temporary_name(path)
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
+
+
+def _write_once(path: Path, text: str) -> bool:
+    """Create ``path`` with all of ``text``, unless it exists; return whether it was created.
+
+    A hard link, unlike a rename, fails where the name is taken: no moment between test and write.
+    """
+    if path.exists():
+        return False
+    temporary = _write_temporary(path, text)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:  # no hard links on this file system: as good as it gets is test, then rename
+        if path.exists():
+            return False
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True

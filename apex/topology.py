@@ -1,0 +1,81 @@
+"""Rank -> role and role index: the only place that knows the rank layout.
+
+Rank 0 is the learner, then come the replay ranks, one evaluator, and all other ranks are actors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apex.config import Config, ConfigError
+
+LEARNER, REPLAY, EVALUATOR, ACTOR = "learner", "replay", "evaluator", "actor"
+ROLES = (LEARNER, REPLAY, EVALUATOR, ACTOR)
+LEARNER_RANK = 0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The roles of a world of ``size`` ranks with ``replay_ranks`` replay ranks."""
+
+    size: int
+    replay_ranks: int
+
+    @property
+    def num_actors(self) -> int:
+        """Actors in the world."""
+        return self.size - self.replay_ranks - 2
+
+    @property
+    def replay_ranks_range(self) -> range:
+        """World ranks of the replay ranks, in replay index order."""
+        return range(1, 1 + self.replay_ranks)
+
+    @property
+    def evaluator_rank(self) -> int:
+        """World rank of the evaluator."""
+        return 1 + self.replay_ranks
+
+    @property
+    def actor_ranks(self) -> range:
+        """World ranks of the actors, in actor index order."""
+        return range(2 + self.replay_ranks, self.size)
+
+    @property
+    def acting_ranks(self) -> range:
+        """World ranks that step environments with the learner's weights: evaluator and actors."""
+        return range(self.evaluator_rank, self.size)
+
+    def role(self, rank: int) -> tuple[str, int]:
+        """Return ``(role, index within the role)`` of a world rank."""
+        if rank == LEARNER_RANK:
+            return LEARNER, 0
+        if rank in self.replay_ranks_range:
+            return REPLAY, rank - 1
+        if rank == self.evaluator_rank:
+            return EVALUATOR, 0
+        if rank in self.actor_ranks:
+            return ACTOR, rank - self.actor_ranks.start
+        raise ValueError(f"rank {rank} is outside a world of {self.size}")
+
+    def name(self, rank: int) -> str:
+        """Return a rank's name for people, e.g. ``"actor 3 (rank 6)"``."""
+        role, index = self.role(rank)
+        label = role if role in (LEARNER, EVALUATOR) else f"{role} {index}"
+        return f"{label} (rank {rank})"
+
+
+def make(config: Config, ranks: int | None = None) -> Topology:
+    """Return the topology of ``ranks`` processes; by default as many as ``actor.count`` asks for.
+
+    Raises :class:`ConfigError` where the ranks cannot hold one process of each role.
+    """
+    least = config.replay.ranks + 3
+    if ranks is None:
+        ranks = config.replay.ranks + 2 + config.actor.count
+    if ranks < least:
+        raise ConfigError(
+            f"--ranks {ranks} is too small: one learner, {config.replay.ranks} replay, one evaluator "
+            f"and at least one actor need {least}"
+        )
+    return Topology(ranks, config.replay.ranks)

@@ -1,0 +1,98 @@
+"""How a role that has nothing to do waits, and how signals and long waits are noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from apex.role import Role
+
+_YIELDS = 10  # polls that only yield the core before the first sleep
+_FIRST_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3
+
+
+class Wait:
+    """Yield the core a few times, then sleep, twice as long each time up to a millisecond.
+
+    A rank blocked inside MPI spins at full load, so no role ever blocks there; polling with sleeps
+    leaves the cores to the ranks that have work.
+    """
+
+    def __init__(self):
+        self._idle_polls, self._sleep_s = 0, _FIRST_SLEEP_S
+
+    def reset(self) -> None:
+        """There was work: the next wait starts short again."""
+        self._idle_polls, self._sleep_s = 0, _FIRST_SLEEP_S
+
+    def idle(self) -> float:
+        """Wait once; return the seconds it took."""
+        start = time.perf_counter()
+        if self._idle_polls < _YIELDS:
+            self._idle_polls += 1
+            os.sched_yield()
+        else:
+            time.sleep(self._sleep_s)
+            self._sleep_s = min(2 * self._sleep_s, _LONGEST_SLEEP_S)
+        return time.perf_counter() - start
+
+
+class StopSignals:
+    """SIGINT, SIGTERM and SIGUSR1 ask for an orderly end; ``caught`` tells whether one came."""
+
+    def __init__(self):
+        self.caught: str | None = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number, frame) -> None:
+        self.caught = signal.Signals(number).name
+
+
+class Watchdog:
+    """Says once per wait, after ``limit_s``, which role has waited how long and for what."""
+
+    def __init__(self, name: str, limit_s: float):
+        self.name, self.limit_s = name, limit_s
+        self.reset()
+
+    def reset(self) -> None:
+        """There was work."""
+        self._since, self._told = time.monotonic(), False
+
+    def check(self, role: Role) -> None:
+        """Tell if the wait has become long."""
+        if not self._told and time.monotonic() - self._since > self.limit_s:
+            self._told = True
+            print(f"apex: {self.name} has waited {self.limit_s:g} s for {role.waiting_for()}", file=sys.stderr, flush=True)
+
+
+class DrainTimeout(RuntimeError):
+    """The run has ended but messages of some rank never arrived."""
+
+
+def drive(role: Role, name: str, watchdog_s: float, drain_s: float) -> None:
+    """Step ``role`` until it has finished; ask for the end of the run when a signal arrives.
+
+    Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``.
+    """
+    signals, wait, watchdog = StopSignals(), Wait(), Watchdog(name, watchdog_s)
+    deadline = None
+    while not role.finished:
+        if signals.caught and deadline is None:
+            role.port.request_stop()
+        if role.port.stopping:
+            deadline = deadline or time.monotonic() + drain_s
+            _check_drain(role, name, deadline, drain_s)
+        if role.step():
+            wait.reset(), watchdog.reset()
+        else:
+            role.counters.add("wait_s", wait.idle())
+            watchdog.check(role)
+
+
+def _check_drain(role: Role, name: str, deadline: float, drain_s: float) -> None:
+    if time.monotonic() > deadline:
+        raise DrainTimeout(f"{name} could not finish within {drain_s:g} s of the end of the run; it waits for {role.port.waits_for()}")

@@ -1,0 +1,214 @@
+"""All roles in one process, stepped in turn: deterministic, for tests and debugging."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from apex.ports import IntakeEvent, PriorityEvent, Report, SampleRequestEvent
+from apex.schema import Limits, aligned_bytes, weight_header
+from apex.topology import LEARNER, REPLAY, Topology
+
+
+class LocalWorld:
+    """The mailboxes that the ports of one process share."""
+
+    def __init__(self, topology: Topology, limits: Limits):
+        self.topology, self.limits = topology, limits
+        self.intake = [deque() for _ in range(topology.replay_ranks)]  # (actor port, token, message)
+        self.to_replay = [deque() for _ in range(topology.replay_ranks)]  # _Request or PriorityEvent
+        self.requests: deque[_Request] = deque()
+        self.reports: list[Report] = []
+        self.newest: np.ndarray | None = None
+        self.evaluator_publishes: deque[np.ndarray] = deque(maxlen=2)
+        self.stop_requested = self.stopping = False
+        self.open_ranks = set(range(topology.size))
+
+    def port(self, rank: int) -> LocalPort:
+        """Return the port of a world rank."""
+        role, _ = self.topology.role(rank)
+        return {LEARNER: LocalLearnerPort, REPLAY: LocalReplayPort}.get(role, LocalActorPort)(self, rank)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages sent but not received."""
+        return sum(map(len, [*self.intake, *self.to_replay, self.requests]))
+
+
+class _Request:
+    """One sample request: open until ``message`` is set or it is refused."""
+
+    def __init__(self, replay: int):
+        self.replay, self.message, self.refused = replay, None, False
+
+
+class LocalPort:
+    """What every role may ask (see ``apex.ports.Port``)."""
+
+    def __init__(self, world: LocalWorld, rank: int):
+        self.world, self.rank = world, rank
+        self.role, self.index = world.topology.role(rank)
+
+    def progress(self) -> None:
+        """Nothing moves by itself here."""
+
+    def send_report(self, vector: np.ndarray) -> bool:
+        """Append the report to the learner's list."""
+        self.world.reports.append(Report(self.role, self.index, vector.copy()))
+        return True
+
+    def request_stop(self) -> None:
+        """Set the flag that the learner reads."""
+        self.world.stop_requested = True
+
+    @property
+    def stopping(self) -> bool:
+        """The learner has ended the run."""
+        return self.world.stopping
+
+    def finish(self) -> None:
+        """Count this rank as done."""
+        self.world.open_ranks.discard(self.rank)
+
+    @property
+    def finished(self) -> bool:
+        """All ranks are done and all mailboxes are empty."""
+        return not self.world.open_ranks and not self.world.in_flight
+
+    def waits_for(self) -> str:
+        """Say what is not done."""
+        names = [self.world.topology.name(rank) for rank in sorted(self.world.open_ranks)]
+        return f"{self.world.in_flight} messages in flight and for {', '.join(names) or 'nobody'} to finish"
+
+
+class LocalActorPort(LocalPort):
+    """Actor and evaluator (see ``apex.ports.ActorPort``)."""
+
+    def __init__(self, world: LocalWorld, rank: int):
+        super().__init__(world, rank)
+        self._wanted: tuple[int, np.ndarray] | None = None
+        self._sent, self._completed = 0, []
+
+    def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
+        """Note the wish; ``poll_weights`` fulfils it."""
+        self._wanted = self._wanted or (min_learner_steps, into)
+
+    def poll_weights(self) -> bool:
+        """Copy the newest publish once it is new enough."""
+        newest = self.world.newest
+        if self._wanted is None or newest is None or weight_header(newest)[1] < self._wanted[0]:
+            return False
+        self._wanted[1][:] = newest
+        self._wanted = None
+        if self.rank == self.world.topology.evaluator_rank:
+            self.world.evaluator_publishes.append(newest)
+        return True
+
+    def can_send_intake(self) -> bool:
+        """Whether the next replay rank's mailbox has room."""
+        return len(self._next_box()) < self.world.limits.intake_in_flight
+
+    def send_intake(self, token: int, message: np.ndarray) -> None:
+        """Put the batch into the next replay rank's mailbox."""
+        self._next_box().append((self, token, message))
+        self._sent += 1
+
+    def completed_intake(self) -> list[int]:
+        """Return the tokens of received batches."""
+        done, self._completed = self._completed, []
+        return done
+
+    def received(self, token: int) -> None:
+        """The replay rank has taken the batch."""
+        self._completed.append(token)
+
+    def _next_box(self) -> deque:
+        return self.world.intake[(self.index + self._sent) % len(self.world.intake)]
+
+
+class LocalReplayPort(LocalPort):
+    """Replay rank (see ``apex.ports.ReplayPort``)."""
+
+    def __init__(self, world: LocalWorld, rank: int):
+        super().__init__(world, rank)
+        self._open: deque[_Request] = deque()
+
+    def poll(self, landing: np.ndarray | None):
+        """Return the learner's messages first, then intake."""
+        if self.world.to_replay[self.index]:
+            event = self.world.to_replay[self.index].popleft()
+            if isinstance(event, _Request):
+                self._open.append(event)
+                return SampleRequestEvent()
+            return event
+        box = self.world.intake[self.index]
+        if landing is None or not box:
+            return None
+        actor, token, message = box.popleft()
+        landing[: len(message)] = message
+        actor.received(token)
+        return IntakeEvent(len(message), actor.index)
+
+    def sample_buffer(self) -> np.ndarray:
+        """Return a new buffer."""
+        return aligned_bytes(self.world.limits.sample_nbytes)
+
+    def send_sample(self, buffer: np.ndarray) -> None:
+        """Answer the oldest open request."""
+        self._open.popleft().message = buffer
+
+    def refuse_sample(self) -> None:
+        """Answer the oldest open request with nothing."""
+        self._open.popleft().refused = True
+
+
+class LocalLearnerPort(LocalPort):
+    """Learner (see ``apex.ports.LearnerPort``)."""
+
+    def progress(self) -> None:
+        """Forget refused requests."""
+        while self.world.requests and self.world.requests[0].refused:
+            self.world.requests.popleft()
+        while self.stopping and self.world.requests and self.world.requests[0].message is not None:
+            self.world.requests.popleft()
+
+    def request_sample(self, replay: int) -> None:
+        """Put a request into the replay rank's mailbox."""
+        request = _Request(replay)
+        self.world.requests.append(request)
+        self.world.to_replay[replay].append(request)
+
+    def poll_sample(self) -> tuple[int, np.ndarray] | None:
+        """Return the oldest request's batch if it has been drawn."""
+        if not self.world.requests or self.world.requests[0].message is None:
+            return None
+        request = self.world.requests.popleft()
+        return request.replay, request.message
+
+    def send_priorities(self, replay: int, message: np.ndarray) -> None:
+        """Put a copy into the replay rank's mailbox."""
+        self.world.to_replay[replay].append(PriorityEvent(message.copy()))
+
+    def publish(self, message: np.ndarray) -> None:
+        """Keep a copy as the newest."""
+        self.world.newest = message.copy()
+
+    def poll_reports(self) -> list[Report]:
+        """Return the reports since the last call."""
+        reports, self.world.reports = self.world.reports, []
+        return reports
+
+    def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
+        """Return one of the last two publishes the evaluator was given."""
+        return next((m for m in self.world.evaluator_publishes if weight_header(m)[0] == param_version), None)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Some role asked to end the run."""
+        return self.world.stop_requested
+
+    def stop(self) -> None:
+        """Tell every role that the run ends."""
+        self.world.stopping = True
+

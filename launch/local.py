@@ -1,0 +1,34 @@
+"""All roles in this process, stepped in turn."""
+
+from __future__ import annotations
+
+from apex.config import Config
+from apex.role import Role
+from apex.run_folder import RunFolder
+from apex.schema import EnvSpec, limits
+from apex.topology import Topology
+from apex.transport.drive import StopSignals
+from apex.transport.local import LocalWorld
+from launch.roles import build, limit_torch_threads
+
+
+def run(config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str, show=None) -> None:
+    """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
+    limit_torch_threads(config.learner.threads)
+    world = LocalWorld(topology, limits(config, spec))
+    roles = [build(config, spec, topology, rank, world.port(rank), folder, preset, show) for rank in range(topology.size)]
+    try:
+        step_in_turn(roles, StopSignals())
+    finally:
+        for role in roles[1:]:
+            role.close()
+    roles[0].close()
+
+
+def step_in_turn(roles: list[Role], signals: StopSignals | None = None) -> None:
+    """Give each role one step in turn until all have finished."""
+    while not all(role.finished for role in roles):
+        if signals is not None and signals.caught:
+            roles[0].port.request_stop()
+        for role in roles:
+            role.step()

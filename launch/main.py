@@ -1,0 +1,129 @@
+"""The `apex` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from apex import config as configuration
+from apex import topology as topologies
+from apex.config import Config, ConfigError
+from apex.topology import Topology
+from launch import world
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0 done, 1 failed, 2 refused."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        options = _parser().parse_args(arguments)
+        return options.run(options, arguments)
+    except ConfigError as error:
+        told = world.from_environment()
+        if told is None or told[0] == 0:
+            print(f"apex: {error}", file=sys.stderr, flush=True)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses bad arguments in one line."""
+
+    def error(self, message: str):
+        raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="apex", description="Ape-X: one agent from many actors, over MPI.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command", parser_class=_Parser)
+    _add_train(commands)
+    return parser
+
+
+def _add_train(commands) -> None:
+    train = commands.add_parser(
+        "train", help="train a preset", epilog=_config_help(), formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Train a preset. Outside an MPI world this starts mpirun; inside one (mpirun -n 64 apex train pong) it is one rank.",
+    )  # fmt: skip
+    train.add_argument("preset", help=f"one of: {', '.join(configuration.presets())}; or a .toml file")
+    train.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="override one field; may be repeated")
+    train.add_argument("--ranks", type=int, help="processes: one learner, the replay ranks, one evaluator, all others actors")
+    train.add_argument("--transport", help="short for --set run.transport=...")
+    train.add_argument("--seed", help="short for --set run.seed=...")
+    train.set_defaults(run=_train)
+
+
+def _config_help() -> str:
+    """Return every configuration field with its default, unit and meaning."""
+    lines = ["configuration fields (--set section.field=value):"]
+    for section, cls in configuration.sections().items():
+        lines.append(f"\n[{section}]  {cls.__doc__.splitlines()[0]}")
+        for name, field in configuration.fields(cls).items():
+            unit = f" [{field.metadata['unit']}]" if field.metadata["unit"] else ""
+            choices = f" ({' | '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
+            lines.append(f"  {section + '.' + name + ' = ' + str(field.default):<42} {field.metadata['doc']}{choices}{unit}")
+    return "\n".join(lines)
+
+
+def _train(options, arguments: list[str]) -> int:
+    short = [f"run.{name}={value}" for name in ("transport", "seed") if (value := getattr(options, name)) is not None]
+    config = configuration.load(options.preset, [*options.overrides, *short])
+    told = world.from_environment()
+    if told is not None and config.run.transport == "mpi":
+        return _train_rank(config, options, *told)
+    topology = topologies.make(config, options.ranks)
+    if config.run.transport == "local":
+        return _train_here(config, topology, options.preset)
+    return _train_under_mpirun(config, topology, options.preset, arguments)
+
+
+def _train_rank(config: Config, options, rank: int, size: int) -> int:
+    if options.ranks not in (None, size):
+        raise ConfigError(f"--ranks {options.ranks} contradicts the MPI world of {size} ranks; leave --ranks out")
+    topology = topologies.make(config, size)
+    world.limit_threads(config, topology, rank)
+    from launch import rank as rank_module
+
+    return rank_module.run(config, topology, options.preset)
+
+
+def _train_under_mpirun(config: Config, topology: Topology, preset: str, arguments: list[str]) -> int:
+    from launch import mpirun, preflight
+    from launch.rank import start_folder
+
+    mpirun.find_mpirun()
+    preflight.check_memory(config, preflight.check(config), topology)
+    folder = _announce(config, topology, start_folder(config, preset))
+    return _sum_up(folder, mpirun.run(config, topology, folder, preset, arguments))
+
+
+def _train_here(config: Config, topology: Topology, preset: str) -> int:
+    from launch import local, preflight
+    from launch.rank import start_folder
+    from launch.roles import print_line
+
+    spec = preflight.check(config)
+    preflight.check_memory(config, spec, topology)
+    folder = _announce(config, topology, start_folder(config, preset))
+    local.run(config, spec, topology, folder, preset, print_line)
+    return _sum_up(folder, 0)
+
+
+def _announce(config: Config, topology: Topology, path):
+    from apex.run_folder import RunFolder
+
+    roles = f"1 learner, {topology.replay_ranks} replay, 1 evaluator, {topology.num_actors} actors"
+    print(f"apex: {path}: {config.env.id}, {topology.size} ranks over {config.run.transport} ({roles}), {time.strftime('%H:%M:%S')}", flush=True)
+    return RunFolder(path)
+
+
+def _sum_up(folder, status: int) -> int:
+    result = folder.result()
+    if result is not None and status == 0:
+        evaluated = "no evaluation" if result["eval_return"] is None else f"greedy return {result['eval_return']:.1f} over {result['eval_episodes']} episodes"
+        print(f"apex: ended by {result['reason']} after {result['wall_s']:.0f} s and {result['learner_steps']} learner steps; {evaluated}; {folder.path}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

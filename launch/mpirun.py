@@ -1,0 +1,108 @@
+"""Starts mpirun for `apex train`, follows the run, forwards signals, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from apex.config import Config, ConfigError
+from apex.run_folder import RunFolder
+from apex.topology import Topology
+from launch import view
+from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PR_SET_PDEATHSIG = 1
+_ENVIRONMENT = {
+    # Open MPI refuses root unless told twice.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # More ranks than cores is normal here (Open MPI 5, then 4).
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    # With one or two ranks each would be tied to one core, which squeezes torch.
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    # Its start-up prints a warning where there is no such network.
+    "OMPI_MCA_osc": "^ucx",
+    # glibc then keeps large blocks instead of returning them page by page after every batch.
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+def run(config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str]) -> int:
+    """Run ``apex ARGUMENTS`` as ``topology.size`` ranks; return the exit status when all have ended."""
+    command = [find_mpirun(), "-n", str(topology.size), sys.executable, "-m", "launch.main", *arguments]
+    process = subprocess.Popen(
+        command, env=_environment(folder), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+    )
+    stopper = _Stopper(process)
+    try:
+        view.follow(folder.path, lambda: process.poll() is None, f"{preset}, {topology.size} ranks")
+    finally:
+        stopper.end_all()
+    return _conclude(config, topology, folder, preset, process.wait())
+
+
+def find_mpirun() -> str:
+    """Return the mpirun beside this Python, else the first on PATH; raises :class:`ConfigError`."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.is_file() else shutil.which("mpirun")
+    if found is None:
+        raise ConfigError("mpirun is not installed; run `pip install 'apex-mpi[mpi]'`, or load your cluster's MPI module")
+    return found
+
+
+def _environment(folder: RunFolder) -> dict[str, str]:
+    """Return the environment of the ranks; what the user has set stays."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return _ENVIRONMENT | os.environ | {RUN_FOLDER_VARIABLE: str(folder.path), "PYTHONPATH": path}
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end mpirun, and mpirun its ranks, even if this process is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class _Stopper:
+    """The first signal asks the run to end (mpirun forwards SIGUSR1 to every rank); the second ends it by force."""
+
+    def __init__(self, process: subprocess.Popen):
+        self.process, self._asked = process, False
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number, frame) -> None:
+        if self._asked and number == signal.SIGINT:
+            self.end_all()
+            return
+        self._asked = True
+        if self.process.poll() is None:
+            print(f"apex: {signal.Signals(number).name}: ending the run (press Ctrl-C again to force it)", file=sys.stderr, flush=True)
+            self.process.send_signal(signal.SIGUSR1)
+
+    def end_all(self) -> None:
+        """Kill whatever is left of the job; it has a session, and so a process group, of its own."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str, status: int) -> int:
+    """Make sure there is a result, and put what went wrong last on the screen."""
+    status = 128 - status if status < 0 else status
+    if folder.result() is None:
+        write_error_result(folder, config, topology, preset, status or 1)
+        status = status or 1
+    error = folder.error()
+    if error is not None:
+        sys.stdout.flush()
+        print(error, file=sys.stderr, end="", flush=True)
+    return status

@@ -1,0 +1,96 @@
+"""One rank of an MPI world: decide together that the run can start, then be the rank's role until the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from apex import run_folder
+from apex.config import Config, ConfigError, to_toml
+from apex.run_folder import RunFolder, make_result
+from apex.topology import REPLAY, Topology
+from launch import preflight
+from launch.world import threads
+
+RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
+
+
+def run(config: Config, topology: Topology, preset: str) -> int:
+    """Run this rank; return its exit status. An exception here ends the whole job."""
+    from apex.transport import mpi
+
+    comm = mpi.world(topology.size)
+    folder = None
+    try:
+        refusal, spec, path = mpi.from_learner(comm, lambda: _prepare(config, preset))
+        if refusal is not None:
+            return _refuse(comm.rank, refusal)
+        folder = RunFolder(path)
+        _be_role(config, topology, spec, comm, folder, preset)
+        return 0
+    except BaseException:
+        _report_failure(config, topology, comm.rank, folder, preset)
+        mpi.abort(comm)
+
+
+def _prepare(config: Config, preset: str):
+    """Return ``(refusal, spec, run folder)``; done by the learner's rank alone, for all."""
+    try:
+        spec = preflight.check(config)
+        path = os.environ.get(RUN_FOLDER_VARIABLE) or start_folder(config, preset)
+        return None, spec, str(path)
+    except ConfigError as error:
+        return str(error), None, None
+
+
+def start_folder(config: Config, preset: str) -> Path:
+    """Make the run folder, with the resolved configuration in it."""
+    path = run_folder.create(config.run.directory, preset, config.run.seed)
+    RunFolder(path).write_config(to_toml(config))
+    return path
+
+
+def _refuse(rank: int, refusal: str) -> int:
+    if rank == 0:
+        print(f"apex: {refusal}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str) -> None:
+    from apex.schema import limits
+    from apex.transport import mpi
+    from apex.transport.drive import drive
+    from launch.roles import build, limit_torch_threads, print_line
+
+    role_name = topology.role(comm.rank)[0]
+    if role_name != REPLAY:
+        limit_torch_threads(threads(config, role_name))
+    port = mpi.make_port(comm, topology, limits(config, spec))
+    show = None if RUN_FOLDER_VARIABLE in os.environ else print_line
+    role = build(config, spec, topology, comm.rank, port, folder, preset, show)
+    drive(role, topology.name(comm.rank), config.run.watchdog_s, config.run.drain_s)
+    role.close()
+
+
+def _report_failure(config: Config, topology: Topology, rank: int, folder: RunFolder | None, preset: str) -> None:
+    """Leave the traceback and the result where the launcher, or the user, finds them."""
+    text = f"{topology.name(rank)} failed:\n{traceback.format_exc()}"
+    if folder is None or RUN_FOLDER_VARIABLE not in os.environ:
+        print(text, file=sys.stderr, flush=True)
+    if folder is not None:
+        folder.write_error(text)
+        write_error_result(folder, config, topology, preset, 1)
+
+
+def write_error_result(folder: RunFolder, config: Config, topology: Topology, preset: str, status: int) -> None:
+    """Write the result of a run that failed, from its last row of the log, unless there is one."""
+    row = (folder.rows() or [None])[-1]
+    known = row or {}
+    result = make_result(
+        "error", status, row,
+        eval_return=known.get("eval_return"), eval_episodes=known.get("eval_episodes") or 0, wall_s=known.get("wall_s") or 0.0,
+        ranks=topology.size, transport=config.run.transport, preset=preset, seed=config.run.seed,
+    )  # fmt: skip
+    folder.write_result(result)

@@ -1,0 +1,44 @@
+"""From a rank to its role: the one place that knows all roles."""
+
+from __future__ import annotations
+
+from apex.config import Config
+from apex.role import Role
+from apex.run_folder import RunFolder
+from apex.schema import EnvSpec
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from launch.view import line
+
+
+def build(config: Config, spec: EnvSpec, topology: Topology, rank: int, port, folder: RunFolder, preset: str, show=None) -> Role:
+    """Return the role of a world rank. Imports only what that role needs: a replay rank has no torch."""
+    role, index = topology.role(rank)
+    if role == REPLAY:
+        from replay_rank.service import ReplayService
+
+        return ReplayService(config, spec, port, index)
+    if role == LEARNER:
+        from learner.learner import Learner
+        from learner.record import Record
+
+        return Learner(config, spec, port, topology, Record(config, topology, folder, preset, show or (lambda row: None)))
+    if role == EVALUATOR:
+        from actors.evaluator import Evaluator
+
+        return Evaluator(config, spec, port)
+    assert role == ACTOR
+    from actors.actor import Actor
+
+    return Actor(config, spec, port, index, topology.num_actors)
+
+
+def limit_torch_threads(threads: int) -> None:
+    """Set torch's own thread count, which does not follow the environment once torch is imported."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def print_line(row: dict) -> None:
+    """Show a row of the log as one line."""
+    print(line(row), flush=True)

@@ -1,0 +1,148 @@
+"""The terminal's view of a run: one line for a log, or a live table. Only the launcher uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from apex.run_folder import RunFolder, Tail
+
+
+def line(row: dict) -> str:
+    """Return a row of the log as one line without colours; '-' where a value is not known."""
+    parts = (
+        f"{_number(row.get('wall_s')):>6}s",
+        f"learner {_count(row.get('learner_steps'))} ({_rate(row.get('learner_steps_per_s'))})",
+        f"agent {_count(row.get('agent_steps'))} ({_rate(row.get('agent_steps_per_s'))})",
+        f"replay {_fill(row)} ratio {_number(row.get('samples_per_insert'))}",
+        f"stale {_number(row.get('staleness'))}",
+        f"wait {_percent(row.get('learner_wait_pct'))}",
+        f"loss {_small(row.get('loss'))}",
+        f"train {_number(row.get('train_return'))}",
+        f"eval {_number(row.get('eval_return'))}",
+    )
+    return "  ".join(parts)
+
+
+def table(row: dict, title: str):
+    """Return a row of the log as a :class:`rich.table.Table`, one line for each role."""
+    from rich.table import Table
+
+    result = Table(title=title, title_justify="left")
+    for heading, justify in (("role", "left"), ("done", "right"), ("rate", "right"), ("waiting", "right"), ("", "left")):
+        result.add_column(heading, justify=justify)
+    for cells in (_learner(row), _actors(row), _replay(row), _evaluator(row)):
+        result.add_row(*cells)
+    result.caption = f"{_number(row.get('wall_s'))} s"
+    return result
+
+
+def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=None, period_s: float = 0.25) -> None:
+    """Show a run's rows as they are written, until ``is_alive()`` is False; the last is always shown.
+
+    On a terminal this is one live table; anywhere else, one :func:`line` for each row. Looks at
+    the log every ``period_s`` seconds.
+    """
+    from rich.console import Console
+
+    console = console or Console()
+    batches = _batches(Tail(RunFolder(folder_path).metrics_path), is_alive, period_s)
+    if console.is_terminal:
+        _show_live(batches, title, console)
+    else:
+        for rows in batches:
+            for row in rows:
+                console.print(line(row), soft_wrap=True, markup=False, highlight=False)
+
+
+def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float):
+    """Yield lists of new rows, the last one after the run has ended."""
+    while True:
+        alive = is_alive()  # asked before reading: what was written before the end is then all read
+        yield tail.new_rows()
+        if not alive:
+            return
+        time.sleep(period_s)
+
+
+def _show_live(batches, title: str, console) -> None:
+    from rich.live import Live
+
+    with Live(table({}, title), console=console, auto_refresh=False) as live:
+        for rows in batches:
+            if rows:
+                live.update(table(rows[-1], title), refresh=True)
+
+
+def _learner(row: dict) -> tuple[str, ...]:
+    details = (
+        f"loss {_small(row.get('loss'))}  TD error {_small(row.get('td_error'))}  Q {_number(row.get('q_value'))}"
+        f"  grad norm {_small(row.get('grad_norm'))}  skipped {_count(row.get('skipped_steps'))}"
+    )
+    done, rate = f"{_count(row.get('learner_steps'))} steps", _rate(row.get("learner_steps_per_s"))
+    return "learner", done, rate, _percent(row.get("learner_wait_pct")), details
+
+
+def _actors(row: dict) -> tuple[str, ...]:
+    details = (
+        f"train return {_number(row.get('train_return'))}  episodes {_count(row.get('episodes'))}"
+        f"  env frames {_count(row.get('env_frames'))}"
+    )
+    done, rate = f"{_count(row.get('agent_steps'))} steps", _rate(row.get("agent_steps_per_s"))
+    return "actors", done, rate, _percent(row.get("actor_wait_pct")), details
+
+
+def _replay(row: dict) -> tuple[str, ...]:
+    details = (
+        f"{_fill(row)} full  replay ratio {_number(row.get('samples_per_insert'))}  staleness"
+        f" {_number(row.get('staleness'))}  stale updates {_count(row.get('stale_updates'))}"
+        f"  refused {_count(row.get('refused'))}"
+    )
+    done = f"{_count(row.get('replay_size'))} transitions"
+    return "replay", done, _rate(row.get("transitions_per_s")), "", details
+
+
+def _evaluator(row: dict) -> tuple[str, ...]:
+    details = (
+        f"eval return {_number(row.get('eval_return'))}  episodes {_count(row.get('eval_episodes'))}"
+        f"  version {_count(row.get('eval_version'))} of {_count(row.get('param_version'))}"
+    )
+    return "evaluator", f"{_count(row.get('evaluations'))} evaluations", "", "", details
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _small(value: float | None) -> str:
+    """Return a value that may be far below 1, to two digits: 0.021, 1.3, 2e-05."""
+    return "-" if value is None else f"{value:.2g}" if abs(value) < 10 else _count(value)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}%"
+
+
+def _fill(row: dict) -> str:
+    fill = row.get("replay_fill")
+    return "-" if fill is None else _percent(100 * fill)
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else _scaled(value, 10_000, ".0f")
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else _scaled(value, 1_000, ".1f" if round(value, 1) < 10 else ".0f") + "/s"
+
+
+def _scaled(value: float, plain_below: int, plain_format: str) -> str:
+    """Return 83456 as 83K, 5100 as 5.1K; below ``plain_below`` in ``plain_format``."""
+    if round(value) < plain_below:
+        return format(value, plain_format)
+    for unit in "KMG":
+        value /= 1000
+        if round(value) < 1000:
+            break
+    return f"{value:.1f}{unit}" if round(value, 1) < 10 else f"{value:.0f}{unit}"

@@ -1,0 +1,31 @@
+"""Whether this process was started as a rank of an MPI world, by the launcher's environment variables."""
+
+from __future__ import annotations
+
+import os
+
+from apex.config import Config
+from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
+
+# (rank, size) as set by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
+_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def from_environment() -> tuple[int, int] | None:
+    """Return ``(rank, size)`` of the MPI world this process is told it belongs to, or None."""
+    for rank, size in _VARIABLES:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return None
+
+
+def threads(config: Config, role: str) -> int:
+    """Return the threads a role may compute with."""
+    return {LEARNER: config.learner.threads, ACTOR: config.actor.threads, EVALUATOR: config.actor.threads}.get(role, 1)
+
+
+def limit_threads(config: Config, topology: Topology, rank: int) -> None:
+    """Set the thread variables of this rank; they are only read when NumPy and torch are first imported."""
+    for name in _THREAD_VARIABLES:
+        os.environ[name] = str(threads(config, topology.role(rank)[0]))

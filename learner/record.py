@@ -1,0 +1,102 @@
+"""What the learner writes and decides by: log, checkpoints, best weights, the end and its result."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+
+import numpy as np
+from torch import nn
+
+from apex import checkpoint, weights
+from apex.config import Config
+from apex.metrics import REPORT_FIELDS, Hub
+from apex.ports import Report
+from apex.run_folder import RunFolder, make_result
+from apex.schema import weight_header, weight_layout
+from apex.tensorboard_log import Scalars
+from apex.topology import EVALUATOR, Topology
+
+
+class Record:
+    """The run folder as the learner uses it. ``show(row)`` is called with every row of the log."""
+
+    def __init__(self, config: Config, topology: Topology, folder: RunFolder, preset: str, show=lambda row: None):
+        self.config, self.topology, self.folder, self.preset, self.show = config, topology, folder, preset, show
+        self.hub = Hub(topology.num_actors, config.replay.ranks)
+        self.scalars = Scalars(folder.tensorboard)
+        self.started = time.monotonic()
+        self.reason: str | None = None
+        self.eval_return, self.eval_episodes, self.best_return = math.nan, 0, -math.inf
+        self._evaluations = 0
+        self._next_row = self.started + config.run.log_period_s
+
+    def hear(self, report: Report) -> int | None:
+        """Take a report; return the param_version of a new best evaluation."""
+        self.hub.update(*report)
+        if report.role != EVALUATOR or self.reason is not None:  # what ended the run is what the result tells
+            return None
+        values = dict(zip(REPORT_FIELDS[EVALUATOR], report.vector))
+        if values["evaluations"] <= self._evaluations:
+            return None
+        self._evaluations = values["evaluations"]
+        self.eval_return, self.eval_episodes = float(values["eval_return"]), int(values["eval_episodes"])
+        if self.eval_return <= self.best_return:
+            return None
+        self.best_return = self.eval_return
+        return int(values["eval_version"])
+
+    def reason_to_end(self, learner_steps: int, stop_requested: bool) -> str | None:
+        """Return why the run ends now, or None."""
+        run = self.config.run
+        rules = {
+            "target_return": run.stop_at_target and self.eval_return >= run.target_return,
+            "learner_steps": learner_steps >= run.max_learner_steps,
+            "wall_s": bool(run.max_wall_s) and self.wall_s >= run.max_wall_s,
+            "signal": stop_requested,
+        }
+        self.reason = self.reason or next((name for name, holds in rules.items() if holds), None)
+        return self.reason
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the learner started."""
+        return time.monotonic() - self.started
+
+    def log_if_due(self) -> None:
+        """Write a row of the log every ``run.log_period_s``."""
+        if time.monotonic() >= self._next_row:
+            self._next_row = time.monotonic() + self.config.run.log_period_s
+            self._write_row()
+
+    def save_checkpoint(self, state: dict) -> None:
+        """Write the newest networks, optimiser and counts."""
+        checkpoint.save(self.folder.checkpoints / "latest.pt", state)
+
+    def save_best(self, network: nn.Module, message: np.ndarray) -> None:
+        """Write the weights of a weight message as the best so far."""
+        best = copy.deepcopy(network).cpu()
+        vector = weight_layout(weights.size(best)).views(message)["vector"]
+        weights.unflatten(best, vector)
+        state = {"online": best.state_dict(), "learner_steps": weight_header(message)[1], "eval_return": self.best_return}
+        checkpoint.save(self.folder.checkpoints / "best.pt", state)
+
+    def close(self, state: dict) -> None:
+        """Write the last checkpoint, the last row and the result."""
+        self.save_checkpoint(state)
+        row = self._write_row()
+        self.scalars.close()
+        result = make_result(
+            self.reason, 0, row,
+            eval_return=self.eval_return, eval_episodes=self.eval_episodes, wall_s=self.wall_s,
+            ranks=self.topology.size, transport=self.config.run.transport, preset=self.preset, seed=self.config.run.seed,
+        )  # fmt: skip
+        self.folder.write_result(result)
+
+    def _write_row(self) -> dict:
+        row = self.hub.row()
+        self.folder.append_row(row)
+        self.scalars.write(row)
+        self.show(row)
+        return row

@@ -1,0 +1,94 @@
+"""One optimiser update."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from apex import algorithms, seeds
+from apex.config import Config, ConfigError, LearnerConfig
+from apex.schema import EnvSpec
+
+_INPUTS = ("obs", "next_obs", "action", "reward", "discount")
+
+
+class StepResult(NamedTuple):
+    """What one update tells: raw |TD error| per row (float32[B]) and means for the log."""
+
+    priority: np.ndarray
+    loss: float
+    td_error: float
+    q_value: float
+    grad_norm: float
+
+
+class TrainStep:
+    """Online and target network, optimiser, and the update of both (Horgan et al. 2018, section 3.1)."""
+
+    def __init__(self, config: Config, spec: EnvSpec):
+        self.config = config
+        self.device = _device(config.learner.device)
+        self.algorithm = algorithms.load(config.algorithm.name)
+        torch.manual_seed(seeds.integer(config.run.seed, "learner"))
+        self.online = self.algorithm.make_network(config, spec).to(self.device)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.optimizer = _optimizer(self.online, config.learner)
+        self.learner_steps = 0
+
+    def __call__(self, views: dict[str, np.ndarray], is_weight: np.ndarray) -> StepResult:
+        """Update the online network from a sample message; copy it into the target when that is due.
+
+        The loss is the mean of is_weight * Huber(TD error). Raises FloatingPointError where it is
+        not finite.
+        """
+        batch = {name: torch.from_numpy(views[name]).to(self.device) for name in _INPUTS}
+        weight = torch.from_numpy(is_weight).to(self.device)
+        error, q_taken = self.algorithm.td_error(self.online, self.target, batch, self.config)
+        huber = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
+        loss = (weight * huber).mean()
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the loss of learner step {self.learner_steps + 1} is {loss.item()}")
+        grad_norm = self._descend(loss)
+        priority = error.detach().abs().cpu().numpy()
+        return StepResult(priority, loss.item(), float(priority.mean()), q_taken.mean().item(), grad_norm)
+
+    def state(self) -> dict:
+        """Return networks, optimiser and step count for a checkpoint."""
+        return {
+            "online": self.online.state_dict(),
+            "target": self.target.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "learner_steps": self.learner_steps,
+        }
+
+    def _descend(self, loss: torch.Tensor) -> float:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.online.parameters(), self.config.learner.max_grad_norm)
+        self.optimizer.step()
+        self.learner_steps += 1
+        if self.learner_steps % self.config.learner.target_period == 0:
+            self.target.load_state_dict(self.online.state_dict())
+        return norm.item()
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"learner.device = '{name}' is not a device; use cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"learner.device = '{name}', but torch sees no CUDA device here; use cpu")
+    return device
+
+
+def _optimizer(network: nn.Module, config: LearnerConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        return torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.optimizer_eps)
+    return torch.optim.RMSprop(
+        network.parameters(), lr=config.learning_rate, eps=config.optimizer_eps, alpha=config.rmsprop_decay, centered=True
+    )

@@ -1,0 +1,1 @@
+"""The replay rank: owns the transitions and their priorities, and nothing else."""

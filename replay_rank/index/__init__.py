@@ -1,0 +1,162 @@
+"""The priority index: which slot holds which mass, and which slot a prefix sum falls on.
+
+`PriorityIndex` is the contract; `make_index` finds an implementation by name. A new one is one file
+here, one line in `_INDEXES`, and one subclass of the mixin in `tests/conformance/`.
+"""
+
+import abc
+import difflib
+import importlib
+import operator
+
+import numpy as np
+
+SLOT_DTYPE = np.dtype(np.int64)
+MASS_DTYPE = np.dtype(np.float64)
+MAX_CAPACITY = 2**40
+
+_INDEXES = {
+    "binary": ("replay_rank.index.native_tree", "NativeTree"),
+    "numpy": ("replay_rank.index.numpy_tree", "NumpyTree"),
+}
+
+
+class PriorityIndex(abc.ABC):
+    """A mass (float64, finite, >= 0) for each slot in [0, capacity), and draws by prefix sum.
+
+    Every method takes a batch of k rows, k = 0 included, and checks all of it first: when it
+    raises, nothing was changed. Arrays are one-dimensional; other integer or float types,
+    read-only and strided arrays are converted. Results are new arrays that the caller owns. One
+    index is for one thread at a time.
+
+    ValueError names the first bad row, the value there and what is right, or the shapes or lengths
+    that do not fit. TypeError names a dtype that cannot be converted without loss.
+
+    Sums are of children, never of deltas: after any history the index equals, to the last bit, a
+    new one filled with the same masses. They must stay below the largest float64.
+
+    Attributes:
+        capacity: number of slots, 1 to MAX_CAPACITY.
+        backend: the name that `make_index` knows the implementation by.
+    """
+
+    capacity: int
+    backend: str
+
+    def __init__(self, capacity: int):
+        """All slots empty. Raises ValueError on a bad capacity, MemoryError without memory."""
+        self.capacity = operator.index(capacity)
+        if not 1 <= self.capacity <= MAX_CAPACITY:
+            raise ValueError(f"capacity must be from 1 to {MAX_CAPACITY}, got {capacity}")
+
+    @property
+    @abc.abstractmethod
+    def total(self) -> float:
+        """The sum of all masses; 0.0 when the index is empty."""
+
+    @property
+    @abc.abstractmethod
+    def minimum(self) -> float:
+        """The smallest mass above zero; inf when the index is empty."""
+
+    @abc.abstractmethod
+    def set(self, slots: np.ndarray, mass: np.ndarray) -> None:
+        """Give slots (int64[k]) their mass (float64[k]); of duplicate slots the last row wins.
+
+        A mass of 0 empties the slot, and -0.0 is stored as 0.0.
+        Raises ValueError for a slot out of range or a mass that is NaN, infinite or negative.
+        """
+
+    @abc.abstractmethod
+    def get(self, slots: np.ndarray) -> np.ndarray:
+        """The mass (float64[k]) of slots (int64[k]). Raises ValueError for one out of range."""
+
+    @abc.abstractmethod
+    def find_prefix(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The slots (int64[k]) on which targets (float64[k]) in [0, total) fall, and their mass.
+
+        Slot i is found when prefix_sum(i) <= target < prefix_sum(i + 1). A target at or beyond the
+        total counts as the largest float64 below it. A slot of zero mass is never returned.
+        Raises ValueError when a target is NaN or negative, or when k > 0 and the index is empty.
+        """
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Verify every node of the structure; AssertionError names a bad one."""
+
+
+def make_index(name: str, capacity: int) -> PriorityIndex:
+    """A new, empty index of the implementation called `name`.
+
+    Raises ValueError for an unknown name or a bad capacity, ImportError when the implementation is
+    not built, MemoryError without memory.
+    """
+    if name not in _INDEXES:
+        nearest = difflib.get_close_matches(str(name), _INDEXES, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"no priority index is called {name!r}; did you mean {nearest!r}?"
+            f" (there are: {', '.join(_INDEXES)})"
+        )
+    module, implementation = _INDEXES[name]
+    return getattr(importlib.import_module(module), implementation)(capacity)
+
+
+def as_slots(slots) -> np.ndarray:
+    """`slots` as an aligned, contiguous, writable int64[k]; itself when it is one already.
+
+    Raises ValueError unless one-dimensional, TypeError unless of integers that all fit int64.
+    """
+    return _as_row(slots, SLOT_DTYPE, "slots", "iu")
+
+
+def as_floats(values, name: str) -> np.ndarray:
+    """`values` as an aligned, contiguous, writable float64[k]; itself when it is one already.
+
+    Raises ValueError unless one-dimensional, TypeError unless of real numbers; both say `name`.
+    """
+    return _as_row(values, MASS_DTYPE, name, "fiu")
+
+
+def as_update(slots, mass) -> tuple[np.ndarray, np.ndarray]:
+    """The arguments of `set` as int64[k] and float64[k]; ValueError when their lengths differ."""
+    slots, mass = as_slots(slots), as_floats(mass, "mass")
+    if slots.size != mass.size:
+        raise ValueError(f"slots and mass must be of one length, got {slots.size} and {mass.size}")
+    return slots, mass
+
+
+def bad_update(index: PriorityIndex, slots, mass, row: int) -> ValueError:
+    """The error for `row` of an update that `index` must refuse."""
+    if not 0 <= slots[row] < index.capacity:
+        return bad_slot(index, slots, row)
+    return ValueError(
+        f"row {row}: mass {mass[row]} for slot {slots[row]} is refused;"
+        " a mass must be finite and >= 0"
+    )
+
+
+def bad_slot(index: PriorityIndex, slots, row: int) -> ValueError:
+    """The error for `row` of slots that `index` must refuse."""
+    return ValueError(
+        f"row {row}: slot {slots[row]} is out of range; a slot must be >= 0 and < {index.capacity}"
+    )
+
+
+def bad_target(index: PriorityIndex, targets, row: int) -> ValueError:
+    """The error for `row` of targets that `index` must refuse."""
+    if index.total == 0.0:
+        return ValueError("the index is empty: no slot has a mass above 0, so none can be drawn")
+    return ValueError(f"row {row}: target {targets[row]} is refused; a target must be >= 0")
+
+
+def _as_row(values, dtype: np.dtype, name: str, kinds: str) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    # The identity test is the cheap one; an equal dtype that is another object is converted below.
+    if array.dtype is dtype and array.flags.carray:
+        return array
+    convertible = array.dtype.kind in kinds and np.can_cast(array.dtype, dtype, "safe")
+    if array.size and not convertible:
+        raise TypeError(f"{name} must be {dtype} or convertible to it, got {array.dtype}")
+    return np.require(array, dtype, ["C", "A", "W"])

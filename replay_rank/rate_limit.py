@@ -1,0 +1,56 @@
+"""When a replay rank may be sampled and when it may be inserted into.
+
+With D = samples_per_insert * inserted - sampled (the samples still owed), M = samples_per_insert *
+min_size and E = error_band * M:
+
+    may sample B   when  inserted >= min_size  and  D - B >= M - E
+    may insert     when  inserted <  min_size  or   D     <= M + E
+
+so the ratio of samples to inserts after warm-up stays at ``samples_per_insert``, within a band.
+"""
+
+from __future__ import annotations
+
+from apex.config import Config, ConfigError
+
+
+class RateLimiter:
+    """The rule above for one of ``replay.ranks`` replay ranks; refuses settings under which both sides could block."""
+
+    def __init__(self, config: Config):
+        replay = config.replay
+        self.ratio = replay.samples_per_insert
+        self.min_size = -(-replay.min_size // replay.ranks)
+        center = self.ratio * self.min_size
+        band = replay.error_band * center
+        self.low, self.high = center - band, center + band
+        self.inserted = self.sampled = 0
+        self._refuse_impossible(config, band)
+
+    def may_sample(self, batch_size: int) -> bool:
+        """Whether a batch of ``batch_size`` may be drawn."""
+        if self.inserted < self.min_size:
+            return False
+        return not self.ratio or self._owed() - batch_size >= self.low
+
+    def may_insert(self) -> bool:
+        """Whether one more intake batch may come in."""
+        return not self.ratio or self.inserted < self.min_size or self._owed() <= self.high
+
+    def count(self, inserted: int = 0, sampled: int = 0) -> None:
+        """Record transitions inserted and sampled."""
+        self.inserted += inserted
+        self.sampled += sampled
+
+    def _owed(self) -> float:
+        return self.ratio * self.inserted - self.sampled
+
+    def _refuse_impossible(self, config: Config, band: float) -> None:
+        """Both sides block when high < D < low + B; a band at least as wide as B rules that out."""
+        if not self.ratio or 2 * band >= config.learner.batch_size:
+            return
+        least = config.learner.batch_size / (2 * self.ratio * self.min_size)
+        raise ConfigError(
+            f"replay.error_band = {config.replay.error_band} is too narrow: samples and inserts could block each other; "
+            f"the least is {least:.4g} with these replay.min_size, samples_per_insert and learner.batch_size"
+        )

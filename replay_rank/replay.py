@@ -1,0 +1,119 @@
+"""Prioritised replay: insert, sample, update priorities (Schaul et al. 2016, proportional variant).
+
+The only place with alpha (mass = (priority + eps)^alpha) and with staleness (keys).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apex.config import Config
+from apex.schema import EnvSpec, intake_layout
+from replay_rank.index import make_index
+from replay_rank.store import FrameStore
+
+
+def ring_places(config: Config) -> int:
+    """Return the intake batches in one replay rank's ring: its share of the capacity plus one to land in."""
+    return config.replay.capacity // config.replay.ranks // config.actor.intake_batch + 1
+
+
+class Replay:
+    """Transitions of one replay rank with keys, masses and frames.
+
+    A key is ``generation * slots + slot``: a place in the ring gets a new generation when it is
+    reserved for the next batch, so a key is never reused and a late priority never lands on another
+    transition.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, rng: np.random.Generator):
+        self.alpha, self.eps, self.rng = config.replay.alpha, config.replay.eps, rng
+        layout = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step)
+        places = ring_places(config)
+        self.store = FrameStore(spec, layout, places)
+        self.batch, self.slots = self.store.batch, places * self.store.batch
+        self.index = make_index(config.replay.index, self.slots)
+        self.generation = np.zeros(places, np.int64)
+        self.count = np.zeros(places, np.int64)
+        self.size = self.inserted = self.sampled = self.stale_updates = 0
+        self._landing = places - 1
+        self._reserve_next()
+
+    def landing(self) -> np.ndarray:
+        """Return the buffer (uint8, one intake message) that the next batch is to be received into."""
+        return self.store.buffer[self._landing]
+
+    def insert(self, nbytes: int) -> int:
+        """Take the batch of ``nbytes`` bytes that landed; return its number of transitions.
+
+        Raises ValueError naming the row where a priority is NaN, infinite or negative; then nothing
+        has changed.
+        """
+        place = self._landing
+        count = self.store.check_batch(place, nbytes)
+        mass = self._mass(self.store.views["priority"][place, :count], f"intake batch of actor {self.store.views['header'][place, 2]}")
+        first = place * self.batch
+        self.index.set(np.arange(first, first + count), mass)
+        self.count[place] = count
+        self.size += count
+        self.inserted += count
+        self._reserve_next()
+        return count
+
+    def sample(self, out: dict[str, np.ndarray]) -> None:
+        """Fill the views of a sample message: one draw from each of B equal strata of the total mass."""
+        b = out["key"].shape[0]
+        total = self.index.total
+        targets = (np.arange(b) + self.rng.random(b)) * (total / b)
+        slots, mass = self.index.find_prefix(targets)
+        out["size"][0], out["total"][0], out["minimum"][0] = self.size, total, self.index.minimum
+        out["key"][:] = self.generation[slots // self.batch] * self.slots + slots
+        np.divide(mass, total, out=out["probability"])
+        self.store.gather(slots, out)
+        self.sampled += b
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> int:
+        """Set new priorities by key; return how many were stale (dropped and counted).
+
+        Of a key given twice the last priority stays. Raises ValueError naming the row of a bad
+        priority or of a key never given out; then nothing has changed.
+        """
+        mass = self._mass(priorities, "priority update")
+        generation, slots = np.divmod(keys, self.slots)
+        newest = self.generation[slots // self.batch]
+        if np.any((keys < 0) | (generation > newest)):
+            row = int(np.argmax((keys < 0) | (generation > newest)))
+            raise ValueError(f"priority update: row {row} has key {keys[row]}, which was never given out")
+        live = generation == newest
+        self.index.set(slots[live], mass[live])
+        stale = int(len(keys) - live.sum())
+        self.stale_updates += stale
+        return stale
+
+    def check(self) -> None:
+        """Raise AssertionError where the index, the counts and the masses disagree."""
+        self.index.check()
+        assert self.size == self.count.sum(), (self.size, self.count.sum())
+        filled = np.arange(self.batch)[None, :] < self.count[:, None]
+        mass = self.index.get(np.arange(self.slots)).reshape(filled.shape)
+        assert ((mass > 0) == filled).all(), "a stored transition has no mass, or an empty slot has some"
+
+    def _reserve_next(self) -> None:
+        """Evict the oldest place: no mass, and a new generation, before anything is received into it."""
+        self._landing = (self._landing + 1) % len(self.count)
+        place, count = self._landing, self.count[self._landing]
+        if count:
+            first = place * self.batch
+            self.index.set(np.arange(first, first + count), np.zeros(count))
+        self.size -= int(count)
+        self.count[place] = 0
+        self.generation[place] += 1
+
+    def _mass(self, priority: np.ndarray, what: str) -> np.ndarray:
+        """Return (priority + eps)^alpha as float64; refuse what is not a finite number >= 0 by row."""
+        priority = priority.astype(np.float64)
+        bad = ~(np.isfinite(priority) & (priority >= 0))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(f"{what}: row {row} has priority {priority[row]}; priorities are finite and >= 0")
+        return (priority + self.eps) ** self.alpha

@@ -1,0 +1,47 @@
+"""The environment families of this project against the conformance suite."""
+
+import numpy as np
+import pytest
+
+pytest.register_assert_rewrite("env_conformance")
+
+from env_conformance import EnvConformance
+
+from apex.config import EnvConfig
+
+
+class TestCartPole(EnvConformance):  # a vector implementation of its own; NEXT_STEP; terminations
+    config = EnvConfig(family="gymnasium", id="CartPole-v1")
+
+
+class TestMountainCar(EnvConformance):  # one copy per row; NEXT_STEP; truncations
+    config = EnvConfig(family="gymnasium", id="MountainCar-v0")
+    num_envs = 2
+
+
+class Atari(EnvConformance):
+    num_envs = 2
+    short = 80
+
+    def test_a_first_observation_is_all_zero_but_for_its_newest_frame(self, walk):
+        firsts = [walk.before[0], *(t.obs[t.first] for t in walk.timesteps)]
+        for obs in firsts:
+            assert not obs[:, :-1].any() and obs[:, -1].any(axis=(1, 2)).all()
+
+
+class TestBreakout(Atari):  # terminations, FIRE at reset, sticky actions
+    config = EnvConfig(family="atari", id="breakout", frame_size=42, sticky_actions=0.25)
+
+
+class TestBreakoutLives(Atari):  # an episode per life
+    config = EnvConfig(family="atari", id="breakout", frame_size=42, stack=2, episodic_life=True)
+
+
+class TestPong(Atari):  # truncations, the paper's frames
+    config = EnvConfig(family="atari", id="pong", max_episode_frames=400)
+
+    def test_the_cap_counts_emulator_frames_and_truncates(self, walk):
+        assert walk.truncated.any() and not walk.terminated.any()
+        ends = np.flatnonzero(walk.truncated[:, 0])
+        # Up to 30 frames of an episode are no-ops before its first step.
+        assert all(400 - 30 <= 4 * steps <= 400 for steps in np.diff(ends))
