@@ -32,7 +32,8 @@ class Actor(Role):
         self._frames_per_step = spec.env_frames_per_step
         self._refresh_period, self._steps = config.actor.refresh_period, 0
         self._every_env = np.arange(envs)
-        self._q: np.ndarray | None = None  # Q-values of the observation to act from
+        self._q: np.ndarray | None = None  # Q-values of the observation to act from,
+        self._q_version = -1  # and the version of the weights they are from
         self._return = np.zeros(envs)
         self._length = np.zeros(envs, np.int64)
 
@@ -62,13 +63,12 @@ class Actor(Role):
     def _step(self) -> None:
         if self._q is None:
             self._begin()
-        version = self.policy.param_version
         action = epsilon_greedy(self._q, self.epsilons, self.rng)
         step = self.envs.step(action)
         q = self.policy.q_values(step.obs)
         q_taken = self._q[self._every_env, action]
-        self.intake.add(step, action, q_taken, version, self._bootstrap(step, q))
-        self._q = q
+        self.intake.add(step, action, q_taken, self._q_version, self._bootstrap(step, q))
+        self._q, self._q_version = q, self.policy.param_version
         self._count(step)
         self._steps += 1
         if self._steps % self._refresh_period == 0:
@@ -77,7 +77,7 @@ class Actor(Role):
     def _begin(self) -> None:
         obs = self.envs.reset()
         self.intake.begin(obs)
-        self._q = self.policy.q_values(obs)
+        self._q, self._q_version = self.policy.q_values(obs), self.policy.param_version
 
     def _bootstrap(self, step: Timestep, q: np.ndarray) -> np.ndarray:
         """Return max_a Q(s_t, a) [V]: from the acting pass, but for truncated rows that were reset at once."""

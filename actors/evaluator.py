@@ -15,7 +15,10 @@ from apex.topology import EVALUATOR
 
 
 class Episodes:
-    """One episode in each of V environments, stepped together; ``returns`` holds the first episode of each."""
+    """One episode in each of V environments, stepped together, on the seeds the environments were made with.
+
+    ``returns`` float64[V] and ``lengths`` int64[V] (agent steps) are those of each one's first episode.
+    """
 
     def __init__(self, envs: VectorEnv, epsilon: float, seed: int):
         self.envs, self.obs = envs, envs.reset()
@@ -47,8 +50,8 @@ class Evaluator(Role):
     def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort):
         super().__init__(EVALUATOR, port, config.run.log_period_s)
         self.config = config.evaluator
-        self.env_config = config.env
         self.policy = Policy(config, spec, port)
+        self._envs = make_envs(config.env, self.config.episodes, self.config.seed, evaluation=True)
         self._episodes: Episodes | None = None
         self._unreported = False
 
@@ -64,7 +67,7 @@ class Evaluator(Role):
             first = self.policy.param_version < 0
             self.policy.request(0 if first else self.policy.learner_steps + self.config.period)
             return False
-        self._episodes = self._make_episodes()
+        self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed)
         return True
 
     def waiting_for(self) -> str:
@@ -73,13 +76,7 @@ class Evaluator(Role):
 
     def close(self) -> None:
         """Close the environments."""
-        if self._episodes is not None:
-            self._episodes.envs.close()
-
-    def _make_episodes(self) -> Episodes:
-        c = self.config
-        envs = make_envs(self.env_config, c.episodes, c.seed, evaluation=True)
-        return Episodes(envs, c.epsilon, c.seed)
+        self._envs.close()
 
     def _step(self) -> None:
         self._episodes.step(self.policy.q_values)
@@ -89,5 +86,4 @@ class Evaluator(Role):
         self.counters.set("eval_return", float(self._episodes.returns.mean()))
         self.counters.set("eval_episodes", len(self._episodes.returns))
         self.counters.set("eval_version", self.policy.param_version)
-        self._episodes.envs.close()
         self._episodes, self._unreported = None, True

@@ -129,14 +129,16 @@ class Intake:
         """Store the first observation of an episode; equal neighbours and zero frames are stored once or not at all."""
         self._obs[envs] = ZERO_FRAME  # the episode before is no longer pointed at
         self._close_where(envs[self._frames[envs] + self.spec.stack > self._frame_rows])
+        zeros = bytes(self.spec.frame_nbytes)
         for env in envs:
-            last = ZERO_FRAME
+            last, before = ZERO_FRAME, zeros
             for s, frame in enumerate(obs[env]):
-                if not frame.any():
+                now = frame.tobytes()  # compared as bytes: -0.0 is no zero
+                if now == zeros:
                     last = ZERO_FRAME
-                elif s == 0 or not np.array_equal(frame, obs[env, s - 1]):
+                elif now != before:
                     last = self._store_frame(env, frame)
-                self._obs[env, s] = last
+                self._obs[env, s], before = last, now
 
     def _store_frame(self, env: int, frame: np.ndarray) -> int:
         at = int(self._frames[env])

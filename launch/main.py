@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from apex import config as configuration
 from apex import topology as topologies
@@ -18,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         options = _parser().parse_args(arguments)
-        return options.run(options, arguments)
+        return options.run_command(options, arguments)
     except ConfigError as error:
         told = world.from_environment()
         if told is None or told[0] == 0:
@@ -37,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="apex", description="Ape-X: one agent from many actors, over MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command", parser_class=_Parser)
     _add_train(commands)
+    _add_playback(commands)
+    _add_plot(commands)
     return parser
 
 
@@ -47,10 +50,63 @@ def _add_train(commands) -> None:
     )  # fmt: skip
     train.add_argument("preset", help=f"one of: {', '.join(configuration.presets())}; or a .toml file")
     train.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="override one field; may be repeated")
-    train.add_argument("--ranks", type=int, help="processes: one learner, the replay ranks, one evaluator, all others actors")
+    train.add_argument("--ranks", type=_positive, help="processes: one learner, the replay ranks, one evaluator, all others actors")
     train.add_argument("--transport", help="short for --set run.transport=...")
     train.add_argument("--seed", help="short for --set run.seed=...")
-    train.set_defaults(run=_train)
+    train.set_defaults(run_command=_train)
+
+
+def _add_playback(commands) -> None:
+    evaluate = commands.add_parser("eval", help="evaluate a run", description="Play greedy episodes at full scores and print the mean return.")
+    play = commands.add_parser("play", help="film a run", description="Film one greedy episode as an animated GIF.")
+    for parser in (evaluate, play):
+        parser.add_argument("run", help="a folder, a name in runs/, or latest")
+        parser.add_argument("--checkpoint", choices=("best", "latest"), help="which weights (default: best, or latest while there is no best)")
+        parser.add_argument("--seed", type=_natural, help="seed of the first episode (default: the run's evaluator.seed)")
+    evaluate.add_argument("--episodes", type=_positive, help="episodes (default: the run's evaluator.episodes)")
+    evaluate.set_defaults(run_command=_evaluate)
+    play.add_argument("--gif", required=True, type=Path, metavar="FILE", help="file to write")
+    play.add_argument("--frames", type=_positive, default=1000, help="most frames to film (default: 1000)")
+    play.set_defaults(run_command=_play)
+
+
+def _add_plot(commands) -> None:
+    plot = commands.add_parser("plot", help="draw learning curves", description="Draw the learning curves of one or more runs as a PNG.")
+    plot.add_argument("runs", nargs="+", help="folders, names in runs/, or latest")
+    plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="file to write (default: learning_curve.png)")
+    plot.set_defaults(run_command=_plot)
+
+
+def _natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, 0 or more")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, 1 or more")
+    return int(text)
+
+
+def _evaluate(options, arguments: list[str]) -> int:
+    from launch import playback
+
+    return playback.evaluate(options.run, options.checkpoint, options.episodes, options.seed)
+
+
+def _play(options, arguments: list[str]) -> int:
+    from launch import playback
+
+    return playback.play(options.run, options.checkpoint, options.gif, options.seed, options.frames)
+
+
+def _plot(options, arguments: list[str]) -> int:
+    from apex.run_folder import resolve
+    from launch.plot import learning_curve
+
+    print(f"apex: {learning_curve([resolve(run) for run in options.runs], options.out)}")
+    return 0
 
 
 def _config_help() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 from pathlib import Path
 
 from apex import algorithms, envs
@@ -31,17 +33,31 @@ def check(config: Config) -> EnvSpec:
 def check_memory(config: Config, spec: EnvSpec, topology: Topology) -> None:
     """Raise :class:`ConfigError` where all ranks together do not fit on this machine."""
     rest = _rest_bytes(config, spec, topology)
-    ring = memory_bytes(config, spec) * config.replay.ranks
+    ring = _ring_bytes(config, spec)
     available = available_bytes()
     if rest + ring <= available:
         return
-    unit = config.actor.intake_batch * config.replay.ranks
-    fits = int(max(0, available - rest) / ring * config.replay.capacity) // unit * unit
-    choice = f"the largest that fits is {fits}" if fits else "not even a small one fits: lower actor.count or actor.envs"
     raise ConfigError(
         f"replay.capacity = {config.replay.capacity} is too large: the run needs {_gib(rest + ring)}, "
-        f"this machine has {_gib(available)} free; {choice}"
+        f"this machine has {_gib(available)} free; {_largest_that_fits(config, spec, available - rest)}"
     )
+
+
+def _largest_that_fits(config: Config, spec: EnvSpec, room: int) -> str:
+    """Return, in words, the largest capacity whose rings take at most ``room`` bytes."""
+    unit = config.actor.intake_batch * config.replay.ranks
+    smaller = range(unit, config.replay.capacity, unit)
+    fits = bisect.bisect_right(smaller, room, key=lambda capacity: _ring_bytes(config, spec, capacity)) * unit
+    if not fits:
+        return "not even the smallest fits: lower actor.count, actor.envs or learner.batch_size"
+    too_small = f", with --set replay.min_size={fits} or less" if fits < config.replay.min_size else ""
+    return f"the largest that fits is {fits}{too_small}"
+
+
+def _ring_bytes(config: Config, spec: EnvSpec, capacity: int | None = None) -> int:
+    """Return the memory of all replay ranks together, at another capacity if one is given."""
+    replay = dataclasses.replace(config.replay, capacity=capacity or config.replay.capacity)
+    return memory_bytes(dataclasses.replace(config, replay=replay), spec) * replay.ranks
 
 
 def available_bytes() -> int:
@@ -64,7 +80,7 @@ def _container_bytes() -> int:
 def _check_index(config: Config) -> None:
     try:
         make_index(config.replay.index, 1)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:  # unknown, or its library is not built
         raise ConfigError(f"replay.index: {error}") from None
 
 

@@ -80,15 +80,18 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"learner.device = '{name}' is not a device; use cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"learner.device = '{name}', but torch sees no CUDA device here; use cpu")
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"learner.device = '{name}' is not a device that can be used; use cpu or cuda")
+    seen = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= seen:
+        raise ConfigError(f"learner.device = '{name}', but torch sees {seen or 'no'} CUDA devices here; use {'cuda:0 or ' if seen else ''}cpu")
     return device
 
 
 def _optimizer(network: nn.Module, config: LearnerConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
-        return torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.optimizer_eps)
+        return torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.optimizer_eps, fused=True)
     return torch.optim.RMSprop(
         network.parameters(), lr=config.learning_rate, eps=config.optimizer_eps, alpha=config.rmsprop_decay, centered=True
     )

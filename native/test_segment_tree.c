@@ -173,6 +173,21 @@ static void test_random_operations_agree_with_the_oracle(void)
     }
 }
 
+/* The total is rounded up to 1 + 4 eps. Less the first mass, the target just below it is rounded up
+ * as well, to the whole of leaf 2; the leaf after that is empty. */
+static void test_a_target_rounded_beyond_its_leaf_does_not_fall_on_an_empty_one(void)
+{
+    double mass[] = {1.5 * DBL_EPSILON, 1.0 + 2 * DBL_EPSILON};
+    segment_tree *tree = segment_tree_create(3);
+    memset(oracle, 0, sizeof oracle);
+    oracle[0] = mass[0];
+    oracle[2] = mass[1];
+    CHECK(segment_tree_set(tree, (int64_t[]){0, 2}, mass, 2) == -1);
+    CHECK(segment_tree_total(tree) == 1.0 + 4 * DBL_EPSILON);
+    check_find(tree, 1.0 + 3 * DBL_EPSILON);
+    segment_tree_destroy(tree);
+}
+
 static void test_an_empty_tree_has_no_leaf_to_find(void)
 {
     segment_tree *tree = segment_tree_create(3);
@@ -261,6 +276,7 @@ static void test_impossible_sizes_give_no_tree(void)
 int main(void)
 {
     test_random_operations_agree_with_the_oracle();
+    test_a_target_rounded_beyond_its_leaf_does_not_fall_on_an_empty_one();
     test_an_empty_tree_has_no_leaf_to_find();
     test_a_refused_batch_changes_nothing();
     test_of_duplicate_slots_the_last_wins();

@@ -49,8 +49,14 @@ class RateLimiter:
         """Both sides block when high < D < low + B; a band at least as wide as B rules that out."""
         if not self.ratio or 2 * band >= config.learner.batch_size:
             return
-        least = config.learner.batch_size / (2 * self.ratio * self.min_size)
+        least = _least_band(config.learner.batch_size, self.ratio * self.min_size)
         raise ConfigError(
             f"replay.error_band = {config.replay.error_band} is too narrow: samples and inserts could block each other; "
-            f"the least is {least:.4g} with these replay.min_size, samples_per_insert and learner.batch_size"
+            f"the least is {least} with these replay.min_size, samples_per_insert and learner.batch_size"
         )
+
+
+def _least_band(batch_size: int, center: float) -> str:
+    """Return the narrowest error_band that is accepted, to four digits; the nearest four may fall short of it."""
+    digits = [f"{batch_size / (2 * center) * up:.4g}" for up in (1.0, 1.0005, 1.001)]
+    return next(text for text in digits if 2 * float(text) * center >= batch_size)

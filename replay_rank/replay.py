@@ -80,11 +80,9 @@ class Replay:
         """
         mass = self._mass(priorities, "priority update")
         generation, slots = np.divmod(keys, self.slots)
-        newest = self.generation[slots // self.batch]
-        if np.any((keys < 0) | (generation > newest)):
-            row = int(np.argmax((keys < 0) | (generation > newest)))
-            raise ValueError(f"priority update: row {row} has key {keys[row]}, which was never given out")
-        live = generation == newest
+        place, row = np.divmod(slots, self.batch)
+        live = generation == self.generation[place]
+        self._refuse_unknown(keys, (generation < 1) | (generation > self.generation[place]) | (live & (row >= self.count[place])))
         self.index.set(slots[live], mass[live])
         stale = int(len(keys) - live.sum())
         self.stale_updates += stale
@@ -108,6 +106,11 @@ class Replay:
         self.size -= int(count)
         self.count[place] = 0
         self.generation[place] += 1
+
+    def _refuse_unknown(self, keys: np.ndarray, unknown: np.ndarray) -> None:
+        if unknown.any():
+            row = int(np.argmax(unknown))
+            raise ValueError(f"priority update: row {row} has key {keys[row]}, which was never given out")
 
     def _mass(self, priority: np.ndarray, what: str) -> np.ndarray:
         """Return (priority + eps)^alpha as float64; refuse what is not a finite number >= 0 by row."""

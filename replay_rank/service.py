@@ -87,5 +87,6 @@ def memory_bytes(config: Config, spec: EnvSpec) -> int:
     """Return the bytes one replay rank's ring, index and send buffers will take when full."""
     layout = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step)
     slots = ring_places(config) * config.actor.intake_batch
-    index = 4 * 8 * slots  # sum and minimum, leaves and inner nodes
+    width = 1 << (slots - 1).bit_length()  # the index pads its leaves to a power of two
+    index = 4 * 8 * width  # sum and minimum, leaves and inner nodes
     return ring_places(config) * layout.nbytes + index + config.learner.prefetch * sample_layout(spec, config.learner.batch_size).nbytes

@@ -32,7 +32,7 @@ def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = Fa
 def env_spec(env: EnvConfig) -> EnvSpec:
     """Return the spec of ``env.id``: one unstacked frame of the observation's shape.
 
-    Frames are uint8 where observations are uint8 or bool, else float32.
+    Frames are uint8 (pixels, which networks scale) or bool where observations are, else float32.
     """
     made = _make_vec(env.id, 1, None, render=False)
     try:
@@ -60,12 +60,10 @@ def _make_vec(name: str, num_envs: int, mode: str | None, render: bool) -> gymna
 def _spec_of(name: str, made: gymnasium.vector.VectorEnv) -> EnvSpec:
     actions, observations = made.single_action_space, made.single_observation_space
     if not isinstance(actions, Discrete) or actions.start != 0:
-        raise ConfigError(
-            f"env.id = '{name}' has actions {_one_line(actions)}; only Discrete(n), from 0 on, can be used"
-        )
+        raise ConfigError(f"env.id = '{name}' has actions {_one_line(actions)}; only Discrete(n), from 0 on, can be used")
     if not isinstance(observations, Box):
         raise ConfigError(f"env.id = '{name}' has observations {_one_line(observations)}; only Box can be used")
-    dtype = "uint8" if observations.dtype in (np.uint8, np.bool_) else "float32"
+    dtype = observations.dtype.name if observations.dtype in (np.uint8, np.bool_) else "float32"
     return EnvSpec(tuple(observations.shape), dtype, 1, int(actions.n))
 
 

@@ -93,10 +93,7 @@ def make_index(name: str, capacity: int) -> PriorityIndex:
     """
     if name not in _INDEXES:
         nearest = difflib.get_close_matches(str(name), _INDEXES, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"no priority index is called {name!r}; did you mean {nearest!r}?"
-            f" (there are: {', '.join(_INDEXES)})"
-        )
+        raise ValueError(f"no priority index is called {name!r}; did you mean {nearest!r}? (there are: {', '.join(_INDEXES)})")
     module, implementation = _INDEXES[name]
     return getattr(importlib.import_module(module), implementation)(capacity)
 
@@ -129,17 +126,12 @@ def bad_update(index: PriorityIndex, slots, mass, row: int) -> ValueError:
     """The error for `row` of an update that `index` must refuse."""
     if not 0 <= slots[row] < index.capacity:
         return bad_slot(index, slots, row)
-    return ValueError(
-        f"row {row}: mass {mass[row]} for slot {slots[row]} is refused;"
-        " a mass must be finite and >= 0"
-    )
+    return ValueError(f"row {row}: mass {mass[row]} for slot {slots[row]} is refused; a mass must be finite and >= 0")
 
 
 def bad_slot(index: PriorityIndex, slots, row: int) -> ValueError:
     """The error for `row` of slots that `index` must refuse."""
-    return ValueError(
-        f"row {row}: slot {slots[row]} is out of range; a slot must be >= 0 and < {index.capacity}"
-    )
+    return ValueError(f"row {row}: slot {slots[row]} is out of range; a slot must be >= 0 and < {index.capacity}")
 
 
 def bad_target(index: PriorityIndex, targets, row: int) -> ValueError:

@@ -77,9 +77,7 @@ class NativeTree(PriorityIndex):
         slots, mass = np.empty(k, SLOT_DTYPE), np.empty(k, MASS_DTYPE)
         if k == 0:
             return slots, mass
-        row = self._lib.segment_tree_find_prefix(
-            self._tree, _address(targets), _address(slots), _address(mass), k
-        )
+        row = self._lib.segment_tree_find_prefix(self._tree, _address(targets), _address(slots), _address(mass), k)
         if row != _DONE:
             raise bad_target(self, targets, row)
         return slots, mass

@@ -50,8 +50,7 @@ class Walk:
             self.checksums.append(checksum(timestep))
             self.before.append(timestep.obs)
         self.terminated, self.truncated, self.valid, self.first, self.reward = (
-            np.array([getattr(t, name) for t in self.timesteps])
-            for name in ("terminated", "truncated", "valid", "first", "reward")
+            np.array([getattr(t, name) for t in self.timesteps]) for name in ("terminated", "truncated", "valid", "first", "reward")
         )
         self.done = self.terminated | self.truncated
 

@@ -5,7 +5,7 @@ import pytest
 
 pytest.register_assert_rewrite("index_conformance")
 
-from index_conformance import CAPACITIES, IndexConformance, bits, boundary_targets, snapshot  # noqa: E402, I001
+from index_conformance import CAPACITIES, IndexConformance, bits, boundary_targets, snapshot  # noqa: E402
 
 from replay_rank.index import make_index  # noqa: E402
 

@@ -203,9 +203,9 @@ def registered():
 
 @pytest.mark.parametrize(
     "given, dtype",
-    [(np.uint8, "uint8"), (np.bool_, "uint8"), (np.float64, "float32"), (np.float32, "float32"), (np.int32, "float32")],
+    [(np.uint8, "uint8"), (np.bool_, "bool"), (np.float64, "float32"), (np.float32, "float32"), (np.int32, "float32")],
 )
-def test_observations_are_cast_to_uint8_or_float32(registered, given, dtype):
+def test_observations_stay_uint8_or_bool_or_are_cast_to_float32(registered, given, dtype):
     env = registered(Box(0, 1, (3, 2, 5), given), Discrete(3))
     spec, envs = env_spec(env), make_envs(env, 2, 0)
     assert spec == EnvSpec((3, 2, 5), dtype, 1, 3, 1)
@@ -290,13 +290,24 @@ def test_seeds_beyond_31_bits_are_usable_and_reproducible():
     assert np.array_equal(*first)
 
 
-def test_the_screen_of_an_atari_game_is_in_colour_and_at_full_size():
-    envs = make_envs(atari("breakout"), 1, 4, evaluation=True, render=True)
+def test_the_screen_of_an_atari_game_is_the_game_that_is_played_in_colour_and_at_full_size():
+    # Blocks of 21 x 16 pixels of the 210 x 160 screen make a frame of 10 x 10.
+    envs = make_envs(atari("space_invaders", frame_size=10, sticky_actions=0.25), 1, 4, evaluation=True, render=True)
     envs.reset()
-    envs.step(GO_ON)
-    picture = envs.render()
-    assert picture.shape == (210, 160, 3)
-    assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= 6  # six rows of bricks
+    for action in np.random.default_rng(0).integers(6, size=(100, 1)):
+        newest = envs.step(action).obs[0, -1]
+        picture = envs.render()
+        assert picture.shape == (210, 160, 3)
+        grey = picture @ np.array([0.299, 0.587, 0.114])
+        assert np.abs(grey.reshape(10, 21, 10, 16).mean((1, 3)) - newest).max() < 1
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 3
+
+
+@pytest.mark.parametrize("skip, steps", [(1, 100), (2, 50), (3, 34)])
+def test_an_atari_step_is_frame_skip_frames_and_the_cap_counts_frames_after_the_no_ops(skip, steps):
+    envs = make_envs(atari("pong", frame_skip=skip, max_episode_frames=100), 1, 0)
+    envs.reset()
+    assert [bool(envs.step(GO_ON).truncated[0]) for _ in range(steps)] == [False] * (steps - 1) + [True]
 
 
 def test_the_playable_roms_are_those_that_ale_registers():

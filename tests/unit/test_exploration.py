@@ -69,6 +69,13 @@ def test_every_row_explores_at_its_own_rate():
     assert rate[0] == 0 and np.allclose(rate, epsilons / 2, atol=0.02)
 
 
+def test_rows_explore_independently_of_each_other():
+    q = np.tile(np.array([[0, 1]], np.float32), (10_000, 1))
+    explored = epsilon_greedy(q, np.full(10_000, 0.5), np.random.default_rng(0)) == 0
+    assert explored.mean() == pytest.approx(0.25, abs=0.02)
+    assert (explored[1:] & explored[:-1]).mean() == pytest.approx(0.25**2, abs=0.02)
+
+
 def test_the_random_numbers_drawn_do_not_depend_on_values_or_epsilons():
     first, second = np.random.default_rng(5), np.random.default_rng(5)
     epsilon_greedy(q_values(), np.zeros(1000), first)

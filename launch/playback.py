@@ -1,0 +1,112 @@
+"""`apex eval` and `apex play`: a run's network, played greedily."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from actors.evaluator import Episodes
+from apex import algorithms, checkpoint, weights
+from apex import config as configuration
+from apex.config import Config, ConfigError
+from apex.envs import env_spec, make_envs
+from apex.run_folder import RunFolder, resolve
+
+CHECKPOINTS = ("best", "latest")
+
+
+class Player:
+    """The network of a finished or running run: its best evaluation's weights, or the newest."""
+
+    def __init__(self, run: str, which: str | None):
+        import torch
+
+        torch.set_num_threads(1)
+        self.folder = RunFolder(resolve(run))
+        if not self.folder.config_path.is_file():
+            raise ConfigError(f"run {self.folder.path} has no config.toml")
+        self.config: Config = configuration.load(str(self.folder.config_path))
+        self.path = self._checkpoint(which)
+        state = checkpoint.load(self.path)
+        self.network = algorithms.load(self.config.algorithm.name).make_network(self.config, env_spec(self.config.env)).eval()
+        try:
+            weights.load_state(self.network, state["online"])
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"checkpoint {self.path} does not belong to this run's configuration: {error}") from None
+        self.learner_steps = int(state["learner_steps"])
+
+    def _checkpoint(self, which: str | None) -> Path:
+        """Return the path of a checkpoint; by default the best, or the newest while there is no best."""
+        paths = {name: self.folder.checkpoints / f"{name}.pt" for name in CHECKPOINTS}
+        if which is not None:
+            return paths[which]
+        found = [path for path in paths.values() if path.is_file()]
+        if not found:
+            raise ConfigError(f"run {self.folder.path} has no checkpoint yet")
+        return found[0]
+
+    def q_values(self, obs: np.ndarray) -> np.ndarray:
+        """Return Q-values float32[B, num_actions]."""
+        import torch
+
+        with torch.inference_mode():
+            return self.network(torch.from_numpy(obs)).numpy()
+
+    def play(self, episodes: int, seed: int, render: bool = False, each_step: Callable = lambda envs: None) -> Episodes:
+        """Play ``episodes`` greedy episodes at full scores, on seeds ``seed``, ``seed + 1``, ..."""
+        envs = make_envs(self.config.env, episodes, seed, evaluation=True, render=render)
+        try:
+            played = Episodes(envs, self.config.evaluator.epsilon, seed)
+            each_step(envs)
+            while not played.done:
+                played.step(self.q_values)
+                each_step(envs)
+            return played
+        finally:
+            envs.close()
+
+
+def evaluate(run: str, which: str | None, episodes: int | None, seed: int | None) -> int:
+    """Print the mean greedy return of a run; return the exit status."""
+    player = Player(run, which)
+    evaluator = player.config.evaluator
+    episodes, seed = episodes or evaluator.episodes, evaluator.seed if seed is None else seed
+    returns = player.play(episodes, seed).returns
+    print(
+        f"apex: {player.path}, {player.learner_steps} learner steps: greedy return {returns.mean():.1f} "
+        f"(min {returns.min():.1f}, max {returns.max():.1f}) over {episodes} episodes, seeds {seed} to {seed + episodes - 1}"
+    )
+    return 0
+
+
+def play(run: str, which: str | None, gif: Path, seed: int | None, max_frames: int) -> int:
+    """Write one greedy episode as an animated GIF; return the exit status."""
+    _check_gif(gif)
+    player = Player(run, which)
+    frames: list[np.ndarray] = []
+    played = player.play(1, player.config.evaluator.seed if seed is None else seed, True, lambda envs: _film(envs, frames, max_frames))
+    _write_gif(frames, gif)
+    print(f"apex: {gif}: {len(frames)} frames of {played.lengths[0]} steps, return {played.returns[0]:.1f}, from {player.path}")
+    return 0
+
+
+def _check_gif(gif: Path) -> None:
+    if gif.suffix.lower() != ".gif":
+        raise ConfigError(f"--gif {gif}: the file name must end in .gif")
+    if not gif.resolve().parent.is_dir():
+        raise ConfigError(f"--gif {gif}: there is no folder {gif.resolve().parent}")
+
+
+def _film(envs, frames: list[np.ndarray], max_frames: int) -> None:
+    if len(frames) < max_frames:
+        frames.append(envs.render())
+
+
+def _write_gif(frames: list[np.ndarray], gif: Path) -> None:
+    """Write ``frames`` uint8 [H, W, 3] at 25 per second (GIF time is in hundredths)."""
+    from PIL import Image
+
+    images = [Image.fromarray(frame).quantize(64) for frame in frames]
+    images[0].save(gif, save_all=True, append_images=images[1:], duration=40, loop=0, optimize=True)
