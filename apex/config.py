@@ -210,7 +210,7 @@ def to_toml(config: Config) -> str:
     lines = []
     for section, values in to_tables(config).items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
+        lines += [f"{name} = {toml_value(value)}" for name, value in values.items()]
         lines.append("")
     return "\n".join(lines)
 
@@ -224,7 +224,8 @@ def override(config: Config, **dotted) -> Config:
     return from_tables([("configuration", to_tables(config)), ("override", table)])
 
 
-def _toml_value(value) -> str:
+def toml_value(value) -> str:
+    """Return a field's value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

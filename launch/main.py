@@ -13,6 +13,8 @@ from apex.config import Config, ConfigError
 from apex.topology import Topology
 from launch import world
 
+_FIRST_RANK_TELLS_S = 10.0  # longest start-up of rank 0 that the other ranks leave room for
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 1 failed, 2 refused."""
@@ -21,10 +23,20 @@ def main(argv: list[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         return options.run_command(options, arguments)
     except ConfigError as error:
-        told = world.from_environment()
-        if told is None or told[0] == 0:
-            print(f"apex: {error}", file=sys.stderr, flush=True)
-        return 2
+        return _refuse(error)
+
+
+def _refuse(error: ConfigError) -> int:
+    """Print the refusal, once for a whole MPI world.
+
+    mpirun ends all ranks as soon as one exits, so the others wait for the first, which tells; only a
+    rank that is refused alone comes to speak.
+    """
+    told = world.from_environment()
+    if told is not None and told[0] != 0:
+        time.sleep(_FIRST_RANK_TELLS_S)
+    print(f"apex: {error}", file=sys.stderr, flush=True)
+    return 2
 
 
 class _Parser(argparse.ArgumentParser):
@@ -117,7 +129,8 @@ def _config_help() -> str:
         for name, field in configuration.fields(cls).items():
             unit = f" [{field.metadata['unit']}]" if field.metadata["unit"] else ""
             choices = f" ({' | '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
-            lines.append(f"  {section + '.' + name + ' = ' + str(field.default):<42} {field.metadata['doc']}{choices}{unit}")
+            setting = f"{section}.{name} = {configuration.toml_value(field.default)}"
+            lines.append(f"  {setting:<42} {field.metadata['doc']}{choices}{unit}")
     return "\n".join(lines)
 
 

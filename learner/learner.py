@@ -102,8 +102,11 @@ class Learner(Role):
 
     def _listen(self) -> None:
         """Hear reports, write the log, and end the run when a limit is reached."""
+        if self.record.row_is_due():
+            self.report()  # so that the row's own counts are of this moment
+            self._hear_reports()
+            self.record.write_row()
         self._hear_reports()
-        self.record.log_if_due()
         reason = self.record.reason_to_end(self.train.learner_steps, self.port.stop_requested)
         if reason is not None:
             self.port.stop()

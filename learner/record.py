@@ -64,11 +64,9 @@ class Record:
         """Seconds since the learner started."""
         return time.monotonic() - self.started
 
-    def log_if_due(self) -> None:
-        """Write a row of the log every ``run.log_period_s``."""
-        if time.monotonic() >= self._next_row:
-            self._next_row = time.monotonic() + self.config.run.log_period_s
-            self._write_row()
+    def row_is_due(self) -> bool:
+        """Whether ``run.log_period_s`` have passed since the last row of the log."""
+        return time.monotonic() >= self._next_row
 
     def save_checkpoint(self, state: dict) -> None:
         """Write the newest networks, optimiser and counts."""
@@ -85,7 +83,7 @@ class Record:
     def close(self, state: dict) -> None:
         """Write the last checkpoint, the last row and the result."""
         self.save_checkpoint(state)
-        row = self._write_row()
+        row = self.write_row()
         self.scalars.close()
         result = make_result(
             self.reason, 0, row,
@@ -94,7 +92,9 @@ class Record:
         )  # fmt: skip
         self.folder.write_result(result)
 
-    def _write_row(self) -> dict:
+    def write_row(self) -> dict:
+        """Write a row of the log to the run folder and the screen; return it."""
+        self._next_row = time.monotonic() + self.config.run.log_period_s
         row = self.hub.row()
         self.folder.append_row(row)
         self.scalars.write(row)
