@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -18,7 +19,8 @@ from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
-_ENVIRONMENT = {
+_MPIRUN_ENDS_S = 5.0  # mpirun kills its ranks within a second of SIGTERM
+ENVIRONMENT = {
     # Open MPI refuses root unless told twice.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -35,6 +37,7 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
     "MALLOC_TOP_PAD_": "268435456",
 }
+"""What every rank needs in its environment; what the user has set wins."""
 
 
 def run(config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str]) -> int:
@@ -43,11 +46,11 @@ def run(config: Config, topology: Topology, folder: RunFolder, preset: str, argu
     process = subprocess.Popen(
         command, env=_environment(folder), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
     )
-    stopper = _Stopper(process)
+    job = _Job(process, folder)
     try:
-        view.follow(folder.path, lambda: process.poll() is None, f"{preset}, {topology.size} ranks")
+        view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks")
     finally:
-        stopper.end_all()
+        job.end()
     return _conclude(config, topology, folder, preset, process.wait())
 
 
@@ -64,7 +67,7 @@ def _environment(folder: RunFolder) -> dict[str, str]:
     """Return the environment of the ranks; what the user has set stays."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return _ENVIRONMENT | os.environ | {RUN_FOLDER_VARIABLE: str(folder.path), "PYTHONPATH": path}
+    return ENVIRONMENT | os.environ | {RUN_FOLDER_VARIABLE: str(folder.path), "PYTHONPATH": path}
 
 
 def _end_with_parent() -> None:
@@ -72,27 +75,50 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class _Stopper:
-    """The first signal asks the run to end (mpirun forwards SIGUSR1 to every rank); the second ends it by force."""
+class _Job:
+    """The first signal asks the run to end; a second Ctrl-C ends it by force."""
 
-    def __init__(self, process: subprocess.Popen):
-        self.process, self._asked = process, False
+    def __init__(self, process: subprocess.Popen, folder: RunFolder):
+        self.process, self.folder = process, folder
+        self._asked = self._passed_on = self._forced = False
         for number in _STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 
-    def _on_signal(self, number, frame) -> None:
-        if self._asked and number == signal.SIGINT:
-            self.end_all()
-            return
-        self._asked = True
-        if self.process.poll() is None:
-            print(f"apex: {signal.Signals(number).name}: ending the run (press Ctrl-C again to force it)", file=sys.stderr, flush=True)
+    def is_running(self) -> bool:
+        """Return whether to go on waiting; passes on the signal that has arrived since the last call."""
+        # mpirun forwards SIGUSR1 to every rank. One that is still starting would die of it; once the learner
+        # writes its log, all ranks have met.
+        if self._asked and not self._passed_on and self.folder.tensorboard.exists():
+            self._passed_on = True
             self.process.send_signal(signal.SIGUSR1)
+        return self.process.poll() is None and not self._forced
 
-    def end_all(self) -> None:
-        """Kill whatever is left of the job; it has a session, and so a process group, of its own."""
+    def end(self) -> None:
+        """Leave nothing behind: mpirun told to end kills its ranks; killed itself, it would leave them."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_MPIRUN_ENDS_S)
+        for pid in _session(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _on_signal(self, number, frame) -> None:
+        self._forced = self._forced or (self._asked and number == signal.SIGINT)
+        if not self._asked:
+            self._asked = True
+            print(f"apex: {signal.Signals(number).name}: ending the run (press Ctrl-C again to force it)", file=sys.stderr, flush=True)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of this machine that belong to the session of ``leader``: mpirun and its ranks."""
+    pids = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            after_name = stat.read_text().rpartition(")")[2].split()  # state, parent, group, session
+            if int(after_name[3]) == leader:
+                pids.append(int(stat.parent.name))
+    return pids
 
 
 def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str, status: int) -> int:

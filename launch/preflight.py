@@ -93,8 +93,9 @@ def _layout_or_refuse(config: Config, spec: EnvSpec) -> None:
 
 def _rest_bytes(config: Config, spec: EnvSpec, topology: Topology) -> int:
     """Return what all ranks need beside the replay ranks' memory."""
-    intake = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step).nbytes
-    pools = topology.num_actors * intake * (3 * config.actor.envs + config.actor.in_flight)
+    batch, n = config.actor.intake_batch, config.algorithm.n_step
+    rows = (3 + n // batch) * config.actor.envs + config.actor.in_flight  # of an actor's pool
+    pools = topology.num_actors * intake_layout(spec, batch, n).nbytes * rows
     samples = (config.learner.prefetch + 3) * sample_layout(spec, config.learner.batch_size).nbytes
     return pools + samples + topology.size * _PROCESS_BYTES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -18,21 +19,54 @@ RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it 
 
 
 def run(config: Config, topology: Topology, preset: str) -> int:
-    """Run this rank; return its exit status. An exception here ends the whole job."""
+    """Run this rank; return its exit status. An exception here, in any thread, ends the whole job."""
+    from apex.transport.drive import StopSignals
+
+    signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals
     from apex.transport import mpi
 
     comm = mpi.world(topology.size)
-    folder = None
+    failure = _Failure(config, topology, comm, preset)
     try:
         refusal, spec, path = mpi.from_learner(comm, lambda: _prepare(config, preset))
         if refusal is not None:
             return _refuse(comm.rank, refusal)
-        folder = RunFolder(path)
-        _be_role(config, topology, spec, comm, folder, preset)
+        failure.folder = RunFolder(path)
+        _be_role(config, topology, spec, comm, failure.folder, preset, signals)
         return 0
-    except BaseException:
-        _report_failure(config, topology, comm.rank, folder, preset)
-        mpi.abort(comm)
+    except BaseException as error:
+        failure.end_job(error)
+
+
+class _Failure:
+    """How this rank fails: tell why, and end the job with it, since the other ranks would wait for ever."""
+
+    def __init__(self, config: Config, topology: Topology, comm, preset: str):
+        self.config, self.topology, self.comm, self.preset = config, topology, comm, preset
+        self.folder: RunFolder | None = None
+        threading.excepthook = self._in_thread
+
+    def end_job(self, error: BaseException) -> None:
+        """End all ranks with status 1, even where the error cannot be written down; does not return."""
+        from apex.transport import mpi
+
+        try:
+            self._report(error)
+        finally:
+            mpi.abort(self.comm)
+
+    def _in_thread(self, args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is not SystemExit:
+            self.end_job(args.exc_value)
+
+    def _report(self, error: BaseException) -> None:
+        """Leave the traceback and the result where the launcher, or the user, finds them."""
+        text = f"{self.topology.name(self.comm.rank)} failed:\n{''.join(traceback.format_exception(error))}"
+        if self.folder is None or RUN_FOLDER_VARIABLE not in os.environ:
+            print(text, file=sys.stderr, flush=True)
+        if self.folder is not None:
+            self.folder.write_error(text)
+            write_error_result(self.folder, self.config, self.topology, self.preset, 1)
 
 
 def _prepare(config: Config, preset: str):
@@ -58,7 +92,7 @@ def _refuse(rank: int, refusal: str) -> int:
     return 2
 
 
-def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str) -> None:
+def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals) -> None:
     from apex.schema import limits
     from apex.transport import mpi
     from apex.transport.drive import drive
@@ -70,18 +104,8 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     port = mpi.make_port(comm, topology, limits(config, spec))
     show = None if RUN_FOLDER_VARIABLE in os.environ else print_line
     role = build(config, spec, topology, comm.rank, port, folder, preset, show)
-    drive(role, topology.name(comm.rank), config.run.watchdog_s, config.run.drain_s)
+    drive(role, topology.name(comm.rank), config.run.watchdog_s, config.run.drain_s, signals)
     role.close()
-
-
-def _report_failure(config: Config, topology: Topology, rank: int, folder: RunFolder | None, preset: str) -> None:
-    """Leave the traceback and the result where the launcher, or the user, finds them."""
-    text = f"{topology.name(rank)} failed:\n{traceback.format_exc()}"
-    if folder is None or RUN_FOLDER_VARIABLE not in os.environ:
-        print(text, file=sys.stderr, flush=True)
-    if folder is not None:
-        folder.write_error(text)
-        write_error_result(folder, config, topology, preset, 1)
 
 
 def write_error_result(folder: RunFolder, config: Config, topology: Topology, preset: str, status: int) -> None:

@@ -8,21 +8,23 @@ import numpy as np
 class ImportanceWeights:
     """is_weight_i = (1 / (size * probability_i))^beta, divided by its maximum.
 
-    The maximum is over the batch (``normalizer="batch"``) or over all of replay (``"global"``): the
-    weight of the smallest mass in any replay rank, as last heard from each. A global maximum does
-    not depend on which rows a batch happens to hold.
+    The size cancels: is_weight_i = (smallest probability / probability_i)^beta, where the smallest is
+    that of the batch (``normalizer="batch"``) or of all of replay (``"global"``): of every replay
+    rank, as last heard from it. A global maximum does not depend on which rows a batch happens to
+    hold. Batches are asked of the replay ranks in turn, so that a row of any rank is drawn with its
+    probability within its rank divided by the number of ranks, which cancels too.
     """
 
     def __init__(self, beta: float, normalizer: str, num_replay: int):
         self.beta, self.normalizer = beta, normalizer
-        self._largest = np.zeros(num_replay)
+        self._smallest = np.full(num_replay, np.inf)
 
     def __call__(self, replay: int, views: dict[str, np.ndarray]) -> np.ndarray:
         """Return float32[B] in (0, 1] for a sample message of replay rank ``replay``."""
-        size = int(views["size"][0])
-        weight = (size * views["probability"]) ** -self.beta
+        probability = views["probability"]
         if self.normalizer == "batch":
-            return (weight / weight.max()).astype(np.float32)
-        smallest_probability = views["minimum"][0] / views["total"][0]
-        self._largest[replay] = (size * smallest_probability) ** -self.beta
-        return (weight / self._largest.max()).astype(np.float32)
+            smallest = probability.min()
+        else:
+            self._smallest[replay] = views["minimum"][0] / views["total"][0]
+            smallest = self._smallest.min()
+        return ((smallest / probability) ** self.beta).astype(np.float32)

@@ -85,7 +85,8 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"learner.device = '{name}' is not a device that can be used; use cpu or cuda")
     seen = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= seen:
-        raise ConfigError(f"learner.device = '{name}', but torch sees {seen or 'no'} CUDA devices here; use {'cuda:0 or ' if seen else ''}cpu")
+        use = "cuda:0 or cpu" if seen else "cpu"
+        raise ConfigError(f"learner.device = '{name}', but torch sees {seen or 'no'} CUDA devices here; use {use}")
     return device
 
 

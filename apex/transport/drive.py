@@ -73,12 +73,12 @@ class DrainTimeout(RuntimeError):
     """The run has ended but messages of some rank never arrived."""
 
 
-def drive(role: Role, name: str, watchdog_s: float, drain_s: float) -> None:
-    """Step ``role`` until it has finished; ask for the end of the run when a signal arrives.
+def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: StopSignals) -> None:
+    """Step ``role`` until it has finished; ask for the end of the run when a signal has arrived.
 
     Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``.
     """
-    signals, wait, watchdog = StopSignals(), Wait(), Watchdog(name, watchdog_s)
+    wait, watchdog = Wait(), Watchdog(name, watchdog_s)
     deadline = None
     while not role.finished:
         if signals.caught and deadline is None:

@@ -88,7 +88,7 @@ class LocalActorPort(LocalPort):
     def __init__(self, world: LocalWorld, rank: int):
         super().__init__(world, rank)
         self._wanted: tuple[int, np.ndarray] | None = None
-        self._sent, self._completed = 0, []
+        self._in_flight, self._sent, self._completed = 0, 0, []
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
         """Note the wish; ``poll_weights`` fulfils it."""
@@ -106,13 +106,14 @@ class LocalActorPort(LocalPort):
         return True
 
     def can_send_intake(self) -> bool:
-        """Whether the next replay rank's mailbox has room."""
-        return len(self._next_box()) < self.world.limits.intake_in_flight
+        """Whether fewer than ``actor.in_flight`` batches lie in mailboxes."""
+        return self._in_flight < self.world.limits.intake_in_flight
 
     def send_intake(self, token: int, message: np.ndarray) -> None:
-        """Put the batch into the next replay rank's mailbox."""
-        self._next_box().append((self, token, message))
+        """Put the batch into the replay ranks' mailboxes in turn."""
+        self.world.intake[(self.index + self._sent) % len(self.world.intake)].append((self, token, message))
         self._sent += 1
+        self._in_flight += 1
 
     def completed_intake(self) -> list[int]:
         """Return the tokens of received batches."""
@@ -121,10 +122,8 @@ class LocalActorPort(LocalPort):
 
     def received(self, token: int) -> None:
         """The replay rank has taken the batch."""
+        self._in_flight -= 1
         self._completed.append(token)
-
-    def _next_box(self) -> deque:
-        return self.world.intake[(self.index + self._sent) % len(self.world.intake)]
 
 
 class LocalReplayPort(LocalPort):
@@ -211,4 +210,3 @@ class LocalLearnerPort(LocalPort):
     def stop(self) -> None:
         """Tell every role that the run ends."""
         self.world.stopping = True
-

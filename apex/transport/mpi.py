@@ -8,6 +8,7 @@ are complete, and keeps receiving until the barrier is (Hoefler et al. 2010, the
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import numpy as np
@@ -50,9 +51,11 @@ class MpiPort:
         self._complete_sends()
         if self._stop_receive is not None and self._stop_receive.Test():
             self._stop_receive, self.stopping = None, True
+        if self._sends or self._open_receives():
+            return
         if self._barrier is not None:
             self.finished = self.finished or self._barrier.Test()
-        elif self._finishing and not self._sends and not self._open_receives():
+        elif self._finishing:
             self._barrier = self.comm.Ibarrier()
 
     def send_report(self, vector: np.ndarray) -> bool:
@@ -173,6 +176,7 @@ class MpiReplayPort(MpiPort):
         super().__init__(comm, topology, limits)
         self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(limits.prefetch)]
         self._priorities = aligned_bytes(limits.priority_nbytes)
+        self._arriving_priorities: tuple[MPI.Request, int] | None = None
         self._arriving: tuple[MPI.Request, int, int] | None = None
 
     def poll(self, landing: np.ndarray | None):
@@ -194,14 +198,21 @@ class MpiReplayPort(MpiPort):
         self._send(_NOTHING, LEARNER_RANK, SAMPLE, "refusal of a sample")
 
     def _poll_learner(self):
-        status = MPI.Status()
-        message = self.comm.Improbe(LEARNER_RANK, MPI.ANY_TAG, status)
-        if message is None:
+        if self._arriving_priorities is None:
+            status = MPI.Status()
+            message = self.comm.Improbe(LEARNER_RANK, MPI.ANY_TAG, status)
+            if message is None:
+                return None
+            if status.tag == SAMPLE_REQUEST:
+                self._receive(message, status, _NOTHING)
+                return SampleRequestEvent()
+            # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
+            self._arriving_priorities = message.Irecv([self._priorities, MPI.BYTE]), status.Get_count(MPI.BYTE)
+        request, nbytes = self._arriving_priorities
+        if not request.Test():
             return None
-        if status.tag == SAMPLE_REQUEST:
-            self._receive(message, status, _NOTHING)
-            return SampleRequestEvent()
-        return PriorityEvent(self._receive(message, status, self._priorities))
+        self._arriving_priorities = None
+        return PriorityEvent(self._priorities[:nbytes])
 
     def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
         if self._arriving is None and landing is not None:
@@ -215,6 +226,11 @@ class MpiReplayPort(MpiPort):
         _, nbytes, source = self._arriving
         self._arriving = None
         return IntakeEvent(nbytes, self.topology.role(source)[1])
+
+    def _open_receives(self) -> list[str]:
+        """Name what has been taken but not yet handed out: its sender may already be done with it."""
+        arriving = [] if self._arriving is None else [f"an intake batch from {self.topology.name(self._arriving[2])}"]
+        return arriving if self._arriving_priorities is None else [f"priorities from {self.topology.name(LEARNER_RANK)}", *arriving]
 
 
 class _Publish:
@@ -278,7 +294,7 @@ class MpiLearnerPort(MpiPort):
 
     def publish(self, message: np.ndarray) -> None:
         """Copy into a buffer nobody reads any more; a sleeping receiver holds one, never more."""
-        idle = (p for p in self._publishes if not p.readers and p is not self._newest and p not in self._evaluator_publishes)
+        idle = (p for p in self._publishes if not p.readers and p not in self._evaluator_publishes)
         publish = next(idle, None)
         if publish is None:
             publish = _Publish(len(message))
@@ -371,7 +387,11 @@ def world(expected_size: int) -> MPI.Comm:
 
 def from_learner(comm: MPI.Comm, make):
     """Return what ``make()`` gives on the learner's rank, on every rank. Collective; only for starting up."""
-    return comm.bcast(make() if comm.rank == LEARNER_RANK else None, LEARNER_RANK)
+    made = make() if comm.rank == LEARNER_RANK else None
+    all_here = comm.Ibarrier()
+    while not all_here.Test():
+        time.sleep(1e-3)  # waiting inside bcast, the other ranks would take the cores that make() needs
+    return comm.bcast(made, LEARNER_RANK)
 
 
 def abort(comm: MPI.Comm) -> None:

@@ -1,0 +1,37 @@
+"""The transport within one process against the conformance suite of ports (for MPI see ``tests/mpi``)."""
+
+import gc
+
+import pytest
+from port_conformance import SCENARIOS, PortConformance, judge
+from stormers import Scenario, stormer
+
+from apex.topology import Topology
+from apex.transport.local import LocalWorld
+
+_MOST_STEPS = 20_000
+
+
+def play(topology: Topology, scenario: Scenario, seed: int):
+    """Play one round with all ranks in this process; return their ledgers."""
+    world = LocalWorld(topology, scenario.limits)
+    roles = [stormer(topology, rank, world.port(rank), scenario, seed) for rank in range(topology.size)]
+    for _ in range(_MOST_STEPS):
+        if all(role.finished for role in roles):
+            return [role.close() for role in roles]
+        for role in roles:
+            role.step()
+    pytest.fail(f"no end: {roles[0].port.waits_for()}")
+
+
+@pytest.fixture(scope="module", params=[(4, 1), (7, 2)], ids=["4 ranks", "7 ranks, 2 of replay"])
+def outcomes(request):
+    topology = Topology(*request.param)
+    scenarios = {name: scenario._replace(delay_s=0.0) for name, scenario in SCENARIOS.items()}
+    gc.freeze()  # the storm collects garbage all the time: only its own
+    yield judge(topology, {name: [play(topology, s, seed) for seed in range(s.rounds)] for name, s in scenarios.items()})
+    gc.unfreeze()
+
+
+class TestLocalWorld(PortConformance):
+    pass

@@ -1,0 +1,157 @@
+"""What all tests share: MPI jobs and `apex` commands as jobs of their own, watched and cleaned up."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from launch.mpirun import ENVIRONMENT, find_mpirun
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFORMANCE = ROOT / "tests" / "conformance"
+sys.path.insert(0, str(CONFORMANCE))  # suites that tests of other folders subclass
+pytest.register_assert_rewrite("port_conformance")
+_LAUNCHERS = ("OMPI", "PMIX", "PMI_", "PRTE", "SLURM", "MPI4PY", "APEX_")  # an outer job's variables would mislead an inner one
+_MARK = "JOB_OF_TEST"  # in the environment of every process of a job, whichever session it is in
+_LINGER_S = 5.0  # mpirun, and the kernel, take a moment to end what is killed
+
+
+class Ended(NamedTuple):
+    """How a job ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Job:
+    """A command in a session of its own, with every process that it starts."""
+
+    def __init__(self, command: list[str], folder: Path, env: dict[str, str] | None = None):
+        folder.mkdir()
+        self.mark, self.folder = uuid.uuid4().hex, folder
+        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+            self.process = subprocess.Popen(
+                command, env=_clean_environment() | {"TMPDIR": str(folder)} | (env or {}) | {_MARK: self.mark}, cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+            )  # fmt: skip
+
+    def processes(self) -> dict[int, str]:
+        """Return pid -> command line of the processes that are still alive."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended
+                if self._owns(entry):
+                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
+        return found
+
+    def rank(self, rank: int) -> int:
+        """Return the pid of an MPI rank."""
+        wanted = f"OMPI_COMM_WORLD_RANK={rank}\0".encode()
+        return next(pid for pid in self.processes() if wanted in (Path("/proc") / str(pid) / "environ").read_bytes())
+
+    def wait_until(self, holds, timeout: float, what: str) -> None:
+        """Wait until ``holds()``; the test fails, and the job ends, if that takes too long or the job ends before."""
+        deadline = time.monotonic() + timeout
+        while not holds():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{what}: not within {timeout:g} s, or before the job's end\n{self._after_kill()}")
+            time.sleep(0.02)
+
+    def wait(self, timeout: float) -> Ended:
+        """Return how the job ended; the test fails if that takes longer, or if it leaves a process behind."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            alive = self.processes()
+            pytest.fail(f"still running after {timeout:g} s: {alive}\n{self._after_kill()}")
+        left = self._left_behind()
+        if left:
+            pytest.fail(f"left behind: {left}\n{self._after_kill()}")
+        return self._ended()
+
+    def kill(self) -> None:
+        """End every process of the job: asked first, since mpirun then removes its shared memory."""
+        self._signal_all_for(2.0, signal.SIGTERM)
+        self._signal_all_for(60.0, signal.SIGKILL)
+        self.process.wait()
+
+    def _signal_all_for(self, seconds: float, number: int) -> None:
+        deadline = time.monotonic() + seconds
+        while (pids := self.processes()) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(0.1)
+
+    def _owns(self, entry: Path) -> bool:
+        state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        if state in "ZX":  # dead, only not yet collected
+            return False
+        return int(session) == self.process.pid or f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
+
+    def _left_behind(self) -> dict[int, str]:
+        deadline = time.monotonic() + _LINGER_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return left
+
+    def _after_kill(self) -> str:
+        self.kill()
+        ended = self._ended()
+        return f"--- stdout\n{ended.stdout[-3000:]}\n--- stderr\n{ended.stderr[-3000:]}"
+
+    def _ended(self) -> Ended:
+        out, err = ((self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        return Ended(self.process.poll(), out, err)
+
+
+def _clean_environment() -> dict[str, str]:
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    return ENVIRONMENT | outer | {"PYTHONPATH": f"{ROOT}:{CONFORMANCE}", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return ``start(command, env=None) -> Job``; what is left of the job is killed after the test."""
+    jobs = []
+
+    def start_job(command: list, env: dict[str, str] | None = None) -> Job:
+        jobs.append(Job([*map(str, command)], tmp_path / f"job-{len(jobs)}", env))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.kill()
+    assert "mpi4py.MPI" not in sys.modules, "the test process itself must stay outside MPI"
+
+
+@pytest.fixture(scope="session")
+def run_to_end(tmp_path_factory):
+    """Return ``run_to_end(command, env=None, timeout=60) -> Ended``."""
+
+    def run(command: list, env: dict[str, str] | None = None, timeout: float = 60) -> Ended:
+        job = Job([*map(str, command)], tmp_path_factory.mktemp("run") / "job", env)
+        try:
+            return job.wait(timeout)
+        finally:
+            job.kill()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def mpirun(run_to_end):
+    """Return ``mpirun(n, arguments, env=None, timeout=60) -> Ended``: Python with ``arguments``, as ``n`` ranks."""
+
+    def run(n: int, arguments: list, env: dict[str, str] | None = None, timeout: float = 60) -> Ended:
+        return run_to_end([find_mpirun(), "-n", n, sys.executable, *arguments], env, timeout)
+
+    return run

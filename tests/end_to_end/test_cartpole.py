@@ -1,0 +1,78 @@
+"""The preset that `make train` runs: it learns CartPole over MPI, and what it leaves behind is complete."""
+
+import math
+import sys
+
+import pytest
+
+from apex import checkpoint
+from apex import config as configuration
+from apex.metrics import ROW_FIELDS
+from apex.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+TRAINS_S = 240
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """What is set beside the preset."""
+    return [f"run.directory={tmp_path_factory.mktemp('cartpole') / 'runs'}", "run.log_period_s=0.5"]
+
+
+@pytest.fixture(scope="module")
+def config(settings):
+    return configuration.load("cartpole", settings)
+
+
+@pytest.fixture(scope="module")
+def ended(run_to_end, settings):
+    """How the one run of this module ended."""
+    overrides = [text for setting in settings for text in ("--set", setting)]
+    return run_to_end([sys.executable, "-m", "launch.main", "train", "cartpole", *overrides], timeout=TRAINS_S)
+
+
+@pytest.fixture(scope="module")
+def folder(ended, config):
+    """Its run folder, by the name that always points at the newest."""
+    return RunFolder(f"{config.run.directory}/latest")
+
+
+def test_it_reaches_the_target_return_over_twenty_greedy_episodes(ended, folder):
+    result = folder.result()
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert (result["reason"], result["status"]) == ("target_return", 0)
+    assert result["eval_return"] >= 475
+    assert result["eval_episodes"] == 20
+    assert (result["ranks"], result["transport"], result["preset"]) == (4, "mpi", "cartpole")
+    assert "apex: ended by target_return" in ended.stdout
+
+
+def test_every_row_of_the_log_has_the_agreed_keys_and_counts_never_fall(folder):
+    rows = folder.rows()
+    assert all(tuple(row) == ROW_FIELDS for row in rows)
+    for key in ("wall_s", "learner_steps", "agent_steps", "episodes", "transitions", "param_version", "evaluations"):
+        values = [row[key] for row in rows]
+        assert values == sorted(values)
+        assert values[-1] > values[0]
+
+
+def test_returns_rise(folder):
+    returns = [row["train_return"] for row in folder.rows() if row["train_return"] is not None]
+    tenth = math.ceil(len(returns) / 10)
+    assert sum(returns[-tenth:]) > 3 * sum(returns[:tenth])
+
+
+def test_acting_and_training_stay_coupled(folder, config):
+    row = folder.rows()[-1]
+    assert 0.5 * config.replay.samples_per_insert < row["samples_per_insert"] <= config.replay.samples_per_insert
+    assert row["refused"] == row["skipped_steps"] == 0
+
+
+def test_the_folder_holds_the_configuration_the_weights_and_the_curves(folder, config):
+    assert configuration.load(str(folder.config_path)) == config
+    assert folder.path.is_symlink()
+    assert any(path.stat().st_size > 10_000 for path in folder.tensorboard.glob("events.out.tfevents.*"))
+    assert checkpoint.load(folder.checkpoints / "best.pt")["eval_return"] >= 475
+    assert checkpoint.load(folder.checkpoints / "latest.pt")["learner_steps"] == folder.result()["learner_steps"]
+    assert folder.error() is None

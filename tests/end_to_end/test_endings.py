@@ -1,0 +1,248 @@
+"""How runs end: by a limit, by a signal, by an exception, by a kill; never by hanging, and leaving no process behind."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from apex import checkpoint
+from apex.run_folder import RunFolder
+from launch.mpirun import find_mpirun
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
+SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
+STARTS_S, ENDS_S = 60, 10
+ACTOR_RANK = 3
+
+# Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or one rank start late.
+SITECUSTOMIZE = """
+import importlib.abc, importlib.util, json, os, sys, threading, time
+
+fault = json.loads(os.environ.get("FAULT", "{}"))
+
+def fail():
+    with open(fault["file"], "w") as file:
+        file.write(str(time.time()))
+    if fault["how"] == "hangs":
+        time.sleep(1000)
+    raise RuntimeError("injected")
+
+def patch(module):
+    cls, calls = getattr(module, fault["cls"]), [0]
+    whole = getattr(cls, fault["method"])
+    def method(self, *args):
+        calls[0] += 1
+        if calls[0] == fault["after"]:
+            threading.Thread(target=fail).start() if fault["how"] == "raises in a thread" else fail()
+        return whole(self, *args)
+    setattr(cls, fault["method"], method)
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == fault["module"]:
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (load(module), patch(module))
+            return spec
+
+if os.environ.get("OMPI_COMM_WORLD_RANK") == fault.get("rank"):
+    time.sleep(fault.get("late_s", 0))
+    if "module" in fault:
+        sys.meta_path.insert(0, Finder())
+"""
+
+
+def settings(directory, **more) -> list[str]:
+    """Return the arguments of a small run in ``directory``."""
+    values = SMALL | {"run.directory": directory} | {name.replace("__", "."): value for name, value in more.items()}
+    return [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Where the test's one run is."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def injected(tmp_path):
+    """The file that holds when the injected fault happened, once it has."""
+    return tmp_path / "injected"
+
+
+@pytest.fixture
+def inject(tmp_path, injected):
+    """Return ``inject(rank, ...) -> env`` of a job in which a rank fails; see ``SITECUSTOMIZE``."""
+
+    def env_of(rank: int, **fault) -> dict[str, str]:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        return {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "FAULT": json.dumps({"rank": str(rank), "file": str(injected), **fault})}
+
+    return env_of
+
+
+def folder_of(directory) -> RunFolder:
+    """Return the run folder."""
+    return RunFolder(directory / "latest")
+
+
+def learns(directory) -> bool:
+    """Whether the learner has made its first steps."""
+    rows = folder_of(directory).rows()
+    return bool(rows) and rows[-1]["learner_steps"] > 0
+
+
+def mpirun_of(job) -> int | None:
+    """Return the pid of the job's mpirun, once there is one; it runs as prterun."""
+    return next((pid for pid, line in job.processes().items() if "prterun" in line.split(" ")[0]), None)
+
+
+def check_orderly(directory, ended, reason: str) -> dict:
+    """Check that a run ended as a run should; return its result."""
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    folder = folder_of(directory)
+    result = folder.result()
+    assert (result["reason"], result["status"]) == (reason, 0)
+    assert checkpoint.load(folder.checkpoints / "latest.pt")["learner_steps"] == result["learner_steps"]
+    assert folder.rows()[-1]["learner_steps"] == result["learner_steps"]
+    assert folder.error() is None
+    return result
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+    def test_a_signal_to_the_launcher_ends_the_run_in_order(self, start, directory, number):
+        job = start([*TRAIN, *settings(directory)])
+        job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        job.process.send_signal(number)
+        ended = job.wait(ENDS_S)
+        assert check_orderly(directory, ended, "signal")["learner_steps"] > 0
+        assert f"apex: {number.name}: ending the run" in ended.stderr
+        assert "apex: ended by signal" in ended.stdout
+
+    def test_a_signal_to_the_launcher_before_the_ranks_have_started_ends_the_run_in_order(self, start, directory):
+        job = start([*TRAIN, *settings(directory)])
+        job.wait_until(lambda: mpirun_of(job), STARTS_S, "mpirun")
+        job.process.send_signal(signal.SIGINT)
+        check_orderly(directory, job.wait(STARTS_S), "signal")
+
+    def test_SIGUSR1_to_mpirun_ends_the_run_in_order(self, start, directory):
+        job = start([find_mpirun(), "-n", 4, *TRAIN, *settings(directory)])
+        job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        job.process.send_signal(signal.SIGUSR1)
+        check_orderly(directory, job.wait(ENDS_S), "signal")
+
+    def test_SIGTERM_to_one_actor_ends_the_whole_run_in_order(self, start, directory):
+        job = start([*TRAIN, *settings(directory)])
+        job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        os.kill(job.rank(ACTOR_RANK), signal.SIGTERM)
+        check_orderly(directory, job.wait(ENDS_S), "signal")
+
+    def test_a_second_ctrl_c_ends_a_run_that_cannot_end_in_order(self, start, directory, inject, injected):
+        job = start([*TRAIN, *settings(directory)], inject(ACTOR_RANK, **HANG))
+        job.wait_until(injected.exists, STARTS_S, "the hang")
+        job.process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert job.process.poll() is None
+        job.process.send_signal(signal.SIGINT)
+        check_failed(directory, job.wait(ENDS_S))
+
+
+class TestLimits:
+    def test_ranks_started_by_mpirun_itself_end_after_max_learner_steps(self, mpirun, directory):
+        ended = mpirun(5, [*TRAIN[1:], *settings(directory, run__max_learner_steps=40)])
+        result = check_orderly(directory, ended, "learner_steps")
+        assert (result["learner_steps"], result["ranks"]) == (40, 5)
+        assert "learner 40" in ended.stdout
+
+    def test_a_run_ends_after_max_wall_s(self, run_to_end, directory):
+        result = check_orderly(directory, run_to_end([*TRAIN, *settings(directory, run__max_wall_s=1.5)]), "wall_s")
+        assert 1.5 <= result["wall_s"] < ENDS_S
+
+
+class TestRefusals:
+    def test_a_configuration_that_all_ranks_refuse_together_is_refused_in_one_line(self, mpirun, directory):
+        ended = mpirun(4, [*TRAIN[1:], *settings(directory, replay__index="nonsense")])
+        check_refused(ended, directory, "apex: replay.index")
+
+    def test_a_world_that_is_too_small_is_refused_in_one_line_even_if_the_first_rank_is_late(self, mpirun, directory, inject):
+        ended = mpirun(3, [*TRAIN[1:], *settings(directory)], inject(0, late_s=1.0))
+        check_refused(ended, directory, "apex: --ranks 3 is too small")
+
+
+def check_refused(ended, directory, line: str) -> None:
+    """Check that one rank said why, once, and that nothing was made."""
+    assert ended.returncode == 2
+    assert (ended.stdout + ended.stderr).count("apex: ") == 1
+    assert line in ended.stderr
+    assert not directory.exists()
+
+
+FAULTS = {
+    "learner": (0, "learner.learner", "Learner", "_train", "raises", "learner (rank 0)"),
+    "replay": (1, "replay_rank.service", "ReplayService", "_answer", "raises", "replay 0 (rank 1)"),
+    "evaluator": (2, "actors.evaluator", "Evaluator", "_step", "raises", "evaluator (rank 2)"),
+    "actor": (3, "actors.actor", "Actor", "_step", "raises", "actor 0 (rank 3)"),
+    "a thread of the actor": (3, "actors.actor", "Actor", "_step", "raises in a thread", "actor 0 (rank 3)"),
+}
+HANG = {"module": "actors.actor", "cls": "Actor", "method": "_step", "how": "hangs", "after": 20}
+
+
+class TestFailures:
+    @pytest.mark.parametrize("rank, module, cls, method, how, name", FAULTS.values(), ids=FAULTS)
+    def test_an_exception_ends_the_job_with_its_traceback_last(
+        self, start, directory, inject, injected, rank, module, cls, method, how, name
+    ):
+        job = start([*TRAIN, *settings(directory)], inject(rank, module=module, cls=cls, method=method, how=how, after=20))
+        job.wait_until(injected.exists, STARTS_S, "the injected exception")
+        ended = job.wait(ENDS_S)
+        assert time.time() - float(injected.read_text()) < ENDS_S
+        check_failed(directory, ended)
+        told = ended.stderr[ended.stderr.index(f"{name} failed:") :]
+        assert "Traceback" in told
+        assert told.splitlines()[-1] == "RuntimeError: injected"
+        assert folder_of(directory).error() == told
+
+    def test_a_killed_rank_ends_the_job(self, start, directory):
+        job = start([*TRAIN, *settings(directory)])
+        job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        os.kill(job.rank(ACTOR_RANK), signal.SIGKILL)
+        ended = job.wait(ENDS_S)
+        check_failed(directory, ended)
+        assert folder_of(directory).result()["learner_steps"] > 0  # as far as the log had come
+
+    def test_a_killed_mpirun_takes_its_ranks_with_it(self, start, directory, tmp_path):
+        job = start([*TRAIN, *settings(directory)], {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)})
+        job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        os.kill(mpirun_of(job), signal.SIGKILL)
+        check_failed(directory, job.wait(ENDS_S))
+
+    def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, inject, injected):
+        job = start([*TRAIN, *settings(directory, run__drain_s=1)], inject(ACTOR_RANK, **HANG))
+        job.wait_until(injected.exists, STARTS_S, "the hang")
+        job.process.send_signal(signal.SIGTERM)
+        ended = job.wait(ENDS_S)
+        check_failed(directory, ended)
+        assert "could not finish within 1 s" in ended.stderr.splitlines()[-1]
+        assert "actor 0 (rank 3)" in ended.stderr.splitlines()[-1]
+
+    def test_a_killed_launcher_takes_its_ranks_with_it(self, start, directory):
+        job = start([*TRAIN, *settings(directory)])
+        job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        job.process.kill()
+        assert job.wait(ENDS_S).returncode == -signal.SIGKILL
+
+
+def check_failed(directory, ended) -> None:
+    """Check that the status and the result say that the run failed."""
+    result = folder_of(directory).result()
+    assert ended.returncode != 0
+    assert result["reason"] == "error"
+    assert result["status"] != 0

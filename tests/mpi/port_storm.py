@@ -1,0 +1,177 @@
+"""One rank of an MPI test: plays what it is told, and the first rank prints what came of it as one line of JSON.
+
+Usage: port_storm.py REPLAY_RANKS (scenarios | stall | raise)
+"""
+
+import json
+import sys
+import time
+import traceback
+import tracemalloc
+
+import numpy as np
+from mpi4py import MPI
+from port_conformance import SCENARIOS, judge
+from stormers import stormer
+
+from apex.schema import Limits, aligned_bytes, weight_header
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from apex.transport.drive import Wait
+from apex.transport.mpi import make_port
+
+LONGEST_ROUND_S = 30.0
+STALL_S = 3.0
+PUBLISHES = 200
+STALL_LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 20, prefetch=2, intake_in_flight=3)
+WEIGHT_NBYTES = 2 << 20
+
+
+def until(holds, step, port, topology: Topology) -> None:
+    """Call ``step`` until ``holds()``; whoever waits too long says for what, and ends the job."""
+    wait, deadline = Wait(), time.monotonic() + LONGEST_ROUND_S
+    while not holds():
+        if step():
+            wait.reset()
+        else:
+            wait.idle()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topology.name(MPI.COMM_WORLD.rank)} waits for {port.waits_for()}")
+
+
+def scenarios(comm, topology: Topology) -> dict | None:
+    """Play all scenarios of the conformance suite; return their outcomes on the first rank."""
+    ledgers = {name: [_round(comm, topology, name, seed) for seed in range(s.rounds)] for name, s in SCENARIOS.items()}
+    gathered = comm.gather(ledgers)
+    if comm.rank == 0:
+        return judge(topology, {name: list(zip(*(ranks[name] for ranks in gathered))) for name in SCENARIOS})
+
+
+def _round(comm, topology: Topology, name: str, seed: int):
+    port = make_port(comm, topology, SCENARIOS[name].limits)
+    role = stormer(topology, comm.rank, port, SCENARIOS[name], seed)
+    until(lambda: role.finished, role.step, port, topology)
+    return role.close()
+
+
+class Stall:
+    """For three seconds replay takes no intake, all actors but the last sleep with weights on their way, and the learner publishes."""
+
+    def __init__(self, comm, topology: Topology):
+        self.topology = topology
+        self.role, self.index = topology.role(comm.rank)
+        self.port = make_port(comm, topology, STALL_LIMITS)
+        self.into = aligned_bytes(WEIGHT_NBYTES)
+        self.seen: dict = {}
+        comm.Barrier()
+        self.started = time.monotonic()
+
+    def play(self) -> dict:
+        """Play this rank's part, then the end; return what it has seen."""
+        parts = {LEARNER: self._publish, REPLAY: self._take_nothing, EVALUATOR: self._follow}
+        actor = self._send if self.index == self.topology.num_actors - 1 else self._sleep
+        parts.get(self.role, actor)()
+        self.port.finish()
+        self._until(lambda: self.port.finished, self._wind_down)
+        return self.seen
+
+    def _until(self, holds, step) -> None:
+        until(holds, lambda: self.port.progress() or step(), self.port, self.topology)
+
+    def _for(self, seconds: float, step=lambda: False) -> None:
+        end = time.monotonic() + seconds
+        self._until(lambda: time.monotonic() >= end, step)
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self.started > STALL_S
+
+    def _publish(self) -> None:
+        message = aligned_bytes(WEIGHT_NBYTES)
+        tracemalloc.start()
+        for version in range(1, PUBLISHES + 1):
+            message[:] = version  # every byte, so that a mixture of two shows
+            message[:16].view(np.int64)[:] = version, version
+            self.port.publish(message)
+            self._for(0.008)
+        self.seen["publish_bytes"] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        for replay in range(self.topology.replay_ranks):
+            self.port.send_priorities(replay, aligned_bytes(STALL_LIMITS.priority_nbytes))
+        time.sleep(0.7)  # a long training step: nobody else may wait for it
+        self._until(self._is_over, lambda: False)
+        self._for(0.5)  # now replay takes intake again
+        self.port.stop()
+
+    def _take_nothing(self) -> None:
+        self.seen |= {"longest_poll_s": 0.0, "priorities": 0}
+        self._until(self._is_over, lambda: self._poll(None))
+        self._until(lambda: self.port.stopping, lambda: self._poll(aligned_bytes(1 << 10)))
+
+    def _poll(self, landing) -> bool:
+        start = time.perf_counter()
+        event = self.port.poll(landing)
+        self.seen["longest_poll_s"] = max(self.seen["longest_poll_s"], time.perf_counter() - start)
+        self.seen["priorities"] += hasattr(event, "message")
+        return event is not None
+
+    def _follow(self) -> None:
+        self.seen["versions"] = []
+        self._until(lambda: self.port.stopping, self._ask)
+
+    def _ask(self) -> bool:
+        self.port.request_weights(1 + max(self.seen["versions"], default=0), self.into)
+        arrived = self.port.poll_weights()
+        if arrived:
+            self.seen["versions"].append(weight_header(self.into)[0])
+        return arrived
+
+    def _sleep(self) -> None:
+        self._for(0.2 * (1 + self.index))  # each asks for another version
+        self.port.request_weights(0, self.into)
+        time.sleep(STALL_S)
+        self._until(lambda: self.port.poll_weights() or self.port.stopping, lambda: False)
+        self.seen["slept_over"] = weight_header(self.into)[0]
+        self.seen["whole"] = bool((self.into[16:] == self.seen["slept_over"]).all())
+
+    def _send(self) -> None:
+        self.seen["sent"] = 0
+        self._for(STALL_S - 1.0, self._send_intake)  # ranks do not start at exactly the same time
+        self.seen["sent_in_stall"] = self.seen["sent"]
+        self._until(lambda: self.port.stopping, self._send_intake)
+
+    def _send_intake(self) -> bool:
+        self.port.completed_intake()
+        may_send = self.port.can_send_intake()
+        if may_send:
+            self.port.send_intake(0, aligned_bytes(1 << 10))
+            self.seen["sent"] += 1
+        return may_send
+
+    def _wind_down(self) -> bool:
+        return self.role == REPLAY and self._poll(aligned_bytes(1 << 10))
+
+
+def stall(comm, topology: Topology) -> dict | None:
+    """Play the stall; return on the first rank what all have seen, by role."""
+    gathered = comm.gather(Stall(comm, topology).play())
+    if comm.rank == 0:
+        seen = {role: [] for role in (LEARNER, REPLAY, EVALUATOR, ACTOR)}
+        for rank, values in enumerate(gathered):
+            seen[topology.role(rank)[0]].append(values)
+        return seen
+
+
+def main() -> None:
+    """Play what the arguments say; any exception ends the job."""
+    comm, part = MPI.COMM_WORLD, {"scenarios": scenarios, "stall": stall}[sys.argv[2]]
+    try:
+        outcome = part(comm, Topology(comm.size, int(sys.argv[1])))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+    if comm.rank == 0:
+        print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

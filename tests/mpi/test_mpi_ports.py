@@ -1,0 +1,78 @@
+"""The MPI transport against the conformance suite of ports, at 4 and at 7 ranks and with either protocol for any size."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from port_conformance import PortConformance
+
+PROGRAM = Path(__file__).with_name("port_storm.py")
+
+# Open MPI sends a message at once ("eagerly") up to a limit and asks the receiver first above it. The least
+# limit that its shared memory takes still lets 40 bytes through; TCP's lets through none.
+NOTHING_EAGER = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_eager_limit": "80"}
+ALL_EAGER = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_eager_limit": "67108864", "OMPI_MCA_btl_tcp_rndv_eager_limit": "67108864"}
+# Without copies straight from the sender's memory, as between two nodes: large messages then need both sides' help.
+IN_PIECES = {"OMPI_MCA_smsc": "^cma"}
+LITTLE_EAGER_IN_PIECES = IN_PIECES | {"OMPI_MCA_btl_sm_eager_limit": "80", "OMPI_MCA_btl_sm_rndv_eager_limit": "80"}
+LAUNCHES = {
+    "4 ranks": (4, 1, {}),
+    "7 ranks, 2 of replay": (7, 2, {}),
+    "7 ranks, 2 of replay, nothing eager": (7, 2, NOTHING_EAGER),
+    "4 ranks, all eager": (4, 1, ALL_EAGER),
+    "4 ranks, in small pieces": (4, 1, LITTLE_EAGER_IN_PIECES),
+}
+
+
+def outcome_of(ended) -> dict:
+    """Return what the program printed; the test fails where it did not come to that."""
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module", params=LAUNCHES.values(), ids=LAUNCHES)
+def outcomes(request, mpirun):
+    ranks, replay_ranks, env = request.param
+    outcomes = outcome_of(mpirun(ranks, [PROGRAM, replay_ranks, "scenarios"], env))
+    for outcome in outcomes.values():
+        outcome["counts"] = defaultdict(int, outcome["counts"])
+    return outcomes
+
+
+class TestMpi(PortConformance):
+    pass
+
+
+class TestStalledPeers:
+    """Three seconds in which replay takes no intake, all actors but one sleep, and the learner publishes 200 times."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def seen(mpirun):
+        return outcome_of(mpirun(7, [PROGRAM, 2, "stall"], IN_PIECES))
+
+    def test_a_sleeping_receiver_of_weights_costs_the_learner_one_buffer(self, seen):
+        asleep, others = 2, 3  # the newest, and the last two that the evaluator was given
+        buffers = seen["learner"][0]["publish_bytes"] / (2 << 20)
+        assert asleep < buffers < asleep + others + 0.5
+
+    def test_whoever_is_awake_still_gets_the_newest_weights(self, seen):
+        versions = seen["evaluator"][0]["versions"]
+        assert versions == sorted(set(versions))
+        assert versions[-1] == 200
+        assert len(versions) > 50
+
+    def test_who_slept_gets_the_weights_that_were_newest_when_it_asked(self, seen):
+        first, second = (actor["slept_over"] for actor in seen["actor"][:2])
+        assert 0 < first < second < 100
+        assert all(actor["whole"] for actor in seen["actor"][:2])
+
+    def test_an_actor_stops_at_its_credits_while_replay_takes_nothing(self, seen):
+        sender = seen["actor"][-1]
+        assert sender["sent_in_stall"] == 3
+        assert sender["sent"] > 50
+
+    def test_replay_never_waits_for_a_learner_that_trains(self, seen):
+        assert [replay["priorities"] for replay in seen["replay"]] == [1, 1]
+        assert max(replay["longest_poll_s"] for replay in seen["replay"]) < 0.5

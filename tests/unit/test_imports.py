@@ -1,0 +1,180 @@
+"""Who imports whom, read from the source: the rooms stay apart, and functions and modules stay small."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Room -> the other rooms it may import.
+ALLOWED = {
+    "apex": set(),
+    "actors": {"apex"},
+    "learner": {"apex"},
+    "replay_rank": {"apex", "native"},
+    "native": set(),
+    "launch": {"apex", "actors", "learner", "replay_rank"},
+    "configs": set(),
+}
+ROOMS = set(ALLOWED)
+LONGEST_FUNCTION, LONGEST_MODULE = 60, 400
+
+
+def sources(*folders):
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def imported(path):
+    """Return the dotted names that a file imports: statements anywhere in it, and module names in strings."""
+    package = path.relative_to(ROOT).parent.parts
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
+            names.add(node.value)
+    return names
+
+
+def _is_module(text):
+    """Whether a string names a module of ours, as ``importlib`` or ``-m`` would take it."""
+    if not re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", text) or text.split(".")[0] not in ROOMS:
+        return False
+    path = ROOT / Path(*text.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def rooms_imported(path):
+    return {name.split(".")[0] for name in imported(path)} & ROOMS
+
+
+def packages_imported(path):
+    return {name.split(".")[0] for name in imported(path)}
+
+
+ALL = sources(*ROOMS)
+
+
+def test_the_rooms_are_all_here_and_no_other_folder_holds_code():
+    others = {"tests", "build", "shared"}
+    found = {path.parent.name for path in ROOT.glob("*/*.py") if not path.parent.name.startswith(".")}
+    assert {room for room in ROOMS if (ROOT / room).is_dir()} == ROOMS
+    assert found - others <= ROOMS
+    assert len(ALL) > 40
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_a_room_imports_only_the_rooms_it_may(path):
+    room = path.relative_to(ROOT).parts[0]
+    assert rooms_imported(path) <= ALLOWED[room] | {room}
+
+
+@pytest.mark.parametrize("room", ["actors", "learner", "replay_rank"])
+def test_the_rule_lets_no_role_import_another_and_nobody_import_launch(room):
+    """The table above is the rule; this holds the table to it."""
+    assert not ALLOWED[room] & {"actors", "learner", "replay_rank", "launch"}
+    assert not ALLOWED["apex"] and all("launch" not in allowed for allowed in ALLOWED.values())
+
+
+@pytest.mark.parametrize("path", [p for p in ALL if "transport" not in p.parts], ids=name_of)
+def test_only_transports_import_mpi4py_or_zmq(path):
+    assert not packages_imported(path) & {"mpi4py", "zmq"}
+
+
+def test_the_transports_are_where_mpi4py_is_imported():
+    users = [path for path in ALL if packages_imported(path) & {"mpi4py", "zmq"}]
+    assert users and all(name_of(path).startswith("apex/transport/") for path in users)
+
+
+@pytest.mark.parametrize("path", sources("replay_rank", "native"), ids=name_of)
+def test_no_file_of_the_replay_rank_imports_torch(path):
+    assert "torch" not in packages_imported(path)
+
+
+REPLAY_RANK_AT_WORK = """
+import sys
+import numpy as np
+from apex.config import load
+from apex.schema import EnvSpec, limits
+from apex.topology import make
+from apex.transport.local import LocalWorld
+from apex.transport import drive
+from launch import rank, roles
+config, spec = load("cartpole"), EnvSpec((4,), "float32", 1, 2)
+topology = make(config)
+role = roles.build(config, spec, topology, 1, LocalWorld(topology, limits(config, spec)).port(1), None, "cartpole")
+role.step()
+print("torch" in sys.modules, "gymnasium" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("program", ["import sys, replay_rank.service; print('torch' in sys.modules)", REPLAY_RANK_AT_WORK])
+def test_a_replay_rank_at_work_has_not_loaded_torch(program):
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "False"
+
+
+def test_importing_the_command_loads_no_heavy_library():
+    program = "import sys, launch.main; print({'torch', 'mpi4py', 'gymnasium', 'matplotlib', 'tensorboard', 'rich'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "set()", done.stdout + done.stderr
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+EVERYTHING = [*ALL, *sources("tests")]
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
+def test_modules_and_functions_are_short(path):
+    text = path.read_text()
+    assert text.count("\n") <= LONGEST_MODULE
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno + 1 > LONGEST_FUNCTION}
+    assert not long
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_every_module_says_what_it_is_for(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+# --- the reader of imports ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        ("import launch.main as m", "launch.main"),
+        ("def f():\n    from launch import rank", "launch.rank"),
+        ("from . import n_step", "actors.n_step"),
+        ("from .n_step import NStep", "actors.n_step.NStep"),
+        ("from ..launch import x", "launch.x"),
+        ("import importlib\nimportlib.import_module('launch.view')", "launch.view"),
+        ("if True:\n    try:\n        import torch.nn\n    except ImportError: pass", "torch.nn"),
+    ],
+)
+def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch, source, found):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    for folder in ("actors", "launch"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "launch" / "view.py").touch()
+    path = tmp_path / "actors" / "mine.py"
+    path.write_text(source)
+    assert found in imported(path)
+
+
+def test_a_field_name_is_not_taken_for_a_module():
+    assert not _is_module("learner.batch_size") and _is_module("learner.importance") and _is_module("apex.envs")
