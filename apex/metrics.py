@@ -18,12 +18,11 @@ REPORT_FIELDS: dict[str, tuple[str, ...]] = {
         "param_version", "episode_steps_sum",
     ),
     "replay": (
-        "inserted", "sampled", "size", "capacity", "stale_updates", "refused", "sample_batches", "wait_s", "total",
+        "inserted", "sampled", "size", "capacity", "stale_updates", "sample_batches", "wait_s", "total",
         "minimum",
     ),
     "learner": (
         "learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version",
-        "skipped_steps",
     ),
     "evaluator": ("evaluations", "eval_return", "eval_episodes", "eval_version", "wait_s"),
 }  # fmt: skip
@@ -44,9 +43,7 @@ _WHOLE = {
     "transitions": ("actor", "transitions"),
     "replay_size": ("replay", "size"),
     "stale_updates": ("replay", "stale_updates"),
-    "refused": ("replay", "refused"),
     "param_version": ("learner", "param_version"),
-    "skipped_steps": ("learner", "skipped_steps"),
     "eval_episodes": ("evaluator", "eval_episodes"),
     "evaluations": ("evaluator", "evaluations"),
     "eval_version": ("evaluator", "eval_version"),
@@ -68,8 +65,8 @@ _RATES = {
 ROW_FIELDS = (
     "wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "agent_steps_per_s",
     "transitions_per_s", "learner_steps_per_s", "replay_size", "replay_fill", "samples_per_insert", "stale_updates",
-    "refused", "staleness", "param_version", "learner_wait_pct", "actor_wait_pct", "loss", "td_error", "q_value",
-    "grad_norm", "skipped_steps", "train_return", "eval_return", "eval_episodes", "evaluations", "eval_version",
+    "staleness", "param_version", "learner_wait_pct", "actor_wait_pct", "loss", "td_error", "q_value",
+    "grad_norm", "train_return", "eval_return", "eval_episodes", "evaluations", "eval_version",
 )  # fmt: skip
 """Keys of a row of the log, in order."""
 
@@ -189,7 +186,7 @@ def _real(value: float) -> float | None:
 
 
 def _whole(value: float) -> int | None:
-    return int(round(value)) if math.isfinite(value) else None
+    return round(value) if math.isfinite(value) else None
 
 
 def _ratio(part: float, whole: float, otherwise: float | None = None) -> float | None:

@@ -115,7 +115,7 @@ def frame_rows(spec: EnvSpec, intake_batch: int, n_step: int) -> int:
 def intake_layout(spec: EnvSpec, intake_batch: int, n_step: int) -> Layout:
     """Return the layout of an :data:`IntakeBatch`: up to ``intake_batch`` transitions of one environment.
 
-    ``header`` int64[4] = count, frames used, actor index, sequence number. ``obs_frames`` and
+    ``header`` int64[4] = count, frames used, actor index, and the actor's number of the batch. ``obs_frames`` and
     ``next_obs_frames`` int16[b, stack] are rows of ``frames``, or -1 for an all-zero frame, for
     s_tm1 and s_t. Frames come last, so that only the used ones travel.
     """

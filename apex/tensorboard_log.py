@@ -8,10 +8,10 @@ _GROUPS = {
         "agent_steps", "agent_steps_per_s", "env_frames", "episodes", "transitions", "transitions_per_s",
         "actor_wait_pct", "train_return",
     ),
-    "replay": ("replay_size", "replay_fill", "samples_per_insert", "stale_updates", "refused"),
+    "replay": ("replay_size", "replay_fill", "samples_per_insert", "stale_updates"),
     "learner": (
         "learner_steps", "learner_steps_per_s", "learner_wait_pct", "loss", "td_error", "q_value", "grad_norm",
-        "skipped_steps", "staleness", "param_version",
+        "staleness", "param_version",
     ),
     "evaluator": ("eval_return", "eval_episodes", "evaluations", "eval_version"),
 }  # fmt: skip

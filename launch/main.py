@@ -8,9 +8,7 @@ import time
 from pathlib import Path
 
 from apex import config as configuration
-from apex import topology as topologies
-from apex.config import Config, ConfigError
-from apex.topology import Topology
+from apex.config import ConfigError
 from launch import world
 
 _FIRST_RANK_TELLS_S = 10.0  # longest start-up of rank 0 that the other ranks leave room for
@@ -56,12 +54,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_train(commands) -> None:
+    about = "Train a preset. Outside an MPI world this starts mpirun; inside one (mpirun -n 64 apex train pong) it is one rank."
     train = commands.add_parser(
-        "train", help="train a preset", epilog=_config_help(), formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train a preset. Outside an MPI world this starts mpirun; inside one (mpirun -n 64 apex train pong) it is one rank.",
-    )  # fmt: skip
+        "train", help="train a preset", description=about, epilog=_config_help(), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     train.add_argument("preset", help=f"one of: {', '.join(configuration.presets())}; or a .toml file")
-    train.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="override one field; may be repeated")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="override one field; may be repeated"
+    )
     train.add_argument("--ranks", type=_positive, help="processes: one learner, the replay ranks, one evaluator, all others actors")
     train.add_argument("--transport", help="short for --set run.transport=...")
     train.add_argument("--seed", help="short for --set run.seed=...")
@@ -69,11 +69,12 @@ def _add_train(commands) -> None:
 
 
 def _add_playback(commands) -> None:
-    evaluate = commands.add_parser("eval", help="evaluate a run", description="Play greedy episodes at full scores and print the mean return.")
+    about = "Play greedy episodes at full scores and print the mean return."
+    evaluate = commands.add_parser("eval", help="evaluate a run", description=about)
     play = commands.add_parser("play", help="film a run", description="Film one greedy episode as an animated GIF.")
     for parser in (evaluate, play):
         parser.add_argument("run", help="a folder, a name in runs/, or latest")
-        parser.add_argument("--checkpoint", choices=("best", "latest"), help="which weights (default: best, or latest while there is no best)")
+        parser.add_argument("--checkpoint", choices=("best", "latest"), help="which weights (default: best; latest if there is none)")
         parser.add_argument("--seed", type=_natural, help="seed of the first episode (default: the run's evaluator.seed)")
     evaluate.add_argument("--episodes", type=_positive, help="episodes (default: the run's evaluator.episodes)")
     evaluate.set_defaults(run_command=_evaluate)
@@ -85,7 +86,7 @@ def _add_playback(commands) -> None:
 def _add_plot(commands) -> None:
     plot = commands.add_parser("plot", help="draw learning curves", description="Draw the learning curves of one or more runs as a PNG.")
     plot.add_argument("runs", nargs="+", help="folders, names in runs/, or latest")
-    plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="file to write (default: learning_curve.png)")
+    plot.add_argument("--out", type=Path, default=Path("curve.png"), metavar="FILE", help="file to write (default: curve.png)")
     plot.set_defaults(run_command=_plot)
 
 
@@ -99,6 +100,14 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, 1 or more")
     return int(text)
+
+
+def _train(options, arguments: list[str]) -> int:
+    from launch import train
+
+    short = [f"run.{name}={value}" for name in ("transport", "seed") if (value := getattr(options, name)) is not None]
+    config = configuration.load(options.preset, [*options.overrides, *short])
+    return train.train(config, options.preset, options.ranks, arguments)
 
 
 def _evaluate(options, arguments: list[str]) -> int:
@@ -132,66 +141,6 @@ def _config_help() -> str:
             setting = f"{section}.{name} = {configuration.toml_value(field.default)}"
             lines.append(f"  {setting:<42} {field.metadata['doc']}{choices}{unit}")
     return "\n".join(lines)
-
-
-def _train(options, arguments: list[str]) -> int:
-    short = [f"run.{name}={value}" for name in ("transport", "seed") if (value := getattr(options, name)) is not None]
-    config = configuration.load(options.preset, [*options.overrides, *short])
-    told = world.from_environment()
-    if told is not None and config.run.transport == "mpi":
-        return _train_rank(config, options, *told)
-    topology = topologies.make(config, options.ranks)
-    if config.run.transport == "local":
-        return _train_here(config, topology, options.preset)
-    return _train_under_mpirun(config, topology, options.preset, arguments)
-
-
-def _train_rank(config: Config, options, rank: int, size: int) -> int:
-    if options.ranks not in (None, size):
-        raise ConfigError(f"--ranks {options.ranks} contradicts the MPI world of {size} ranks; leave --ranks out")
-    topology = topologies.make(config, size)
-    world.limit_threads(config, topology, rank)
-    from launch import rank as rank_module
-
-    return rank_module.run(config, topology, options.preset)
-
-
-def _train_under_mpirun(config: Config, topology: Topology, preset: str, arguments: list[str]) -> int:
-    from launch import mpirun, preflight
-    from launch.rank import start_folder
-
-    mpirun.find_mpirun()
-    preflight.check_memory(config, preflight.check(config), topology)
-    folder = _announce(config, topology, start_folder(config, preset))
-    return _sum_up(folder, mpirun.run(config, topology, folder, preset, arguments))
-
-
-def _train_here(config: Config, topology: Topology, preset: str) -> int:
-    from launch import local, preflight
-    from launch.rank import start_folder
-    from launch.roles import print_line
-
-    spec = preflight.check(config)
-    preflight.check_memory(config, spec, topology)
-    folder = _announce(config, topology, start_folder(config, preset))
-    local.run(config, spec, topology, folder, preset, print_line)
-    return _sum_up(folder, 0)
-
-
-def _announce(config: Config, topology: Topology, path):
-    from apex.run_folder import RunFolder
-
-    roles = f"1 learner, {topology.replay_ranks} replay, 1 evaluator, {topology.num_actors} actors"
-    print(f"apex: {path}: {config.env.id}, {topology.size} ranks over {config.run.transport} ({roles}), {time.strftime('%H:%M:%S')}", flush=True)
-    return RunFolder(path)
-
-
-def _sum_up(folder, status: int) -> int:
-    result = folder.result()
-    if result is not None and status == 0:
-        evaluated = "no evaluation" if result["eval_return"] is None else f"greedy return {result['eval_return']:.1f} over {result['eval_episodes']} episodes"
-        print(f"apex: ended by {result['reason']} after {result['wall_s']:.0f} s and {result['learner_steps']} learner steps; {evaluated}; {folder.path}")
-    return status
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ def run(config: Config, topology: Topology, preset: str) -> int:
     from apex.transport.drive import StopSignals
 
     signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals
-    from apex.transport import mpi
+    from apex.transport import mpi_world
 
-    comm = mpi.world(topology.size)
+    comm = mpi_world.world(topology.size)
     failure = _Failure(config, topology, comm, preset)
     try:
-        refusal, spec, path = mpi.from_learner(comm, lambda: _prepare(config, preset))
+        refusal, spec, path = mpi_world.from_learner(comm, lambda: _prepare(config, preset))
         if refusal is not None:
             return _refuse(comm.rank, refusal)
         failure.folder = RunFolder(path)
@@ -48,12 +48,12 @@ class _Failure:
 
     def end_job(self, error: BaseException) -> None:
         """End all ranks with status 1, even where the error cannot be written down; does not return."""
-        from apex.transport import mpi
+        from apex.transport import mpi_world
 
         try:
             self._report(error)
         finally:
-            mpi.abort(self.comm)
+            mpi_world.abort(self.comm)
 
     def _in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:

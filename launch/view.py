@@ -78,7 +78,7 @@ def _show_live(batches, title: str, console) -> None:
 def _learner(row: dict) -> tuple[str, ...]:
     details = (
         f"loss {_small(row.get('loss'))}  TD error {_small(row.get('td_error'))}  Q {_number(row.get('q_value'))}"
-        f"  grad norm {_small(row.get('grad_norm'))}  skipped {_count(row.get('skipped_steps'))}"
+        f"  grad norm {_small(row.get('grad_norm'))}"
     )
     done, rate = f"{_count(row.get('learner_steps'))} steps", _rate(row.get("learner_steps_per_s"))
     return "learner", done, rate, _percent(row.get("learner_wait_pct")), details
@@ -97,7 +97,6 @@ def _replay(row: dict) -> tuple[str, ...]:
     details = (
         f"{_fill(row)} full  replay ratio {_number(row.get('samples_per_insert'))}  staleness"
         f" {_number(row.get('staleness'))}  stale updates {_count(row.get('stale_updates'))}"
-        f"  refused {_count(row.get('refused'))}"
     )
     done = f"{_count(row.get('replay_size'))} transitions"
     return "replay", done, _rate(row.get("transitions_per_s")), "", details
@@ -141,8 +140,7 @@ def _scaled(value: float, plain_below: int, plain_format: str) -> str:
     """Return 83456 as 83K, 5100 as 5.1K; below ``plain_below`` in ``plain_format``."""
     if round(value) < plain_below:
         return format(value, plain_format)
-    for unit in "KMG":
-        value /= 1000
-        if round(value) < 1000:
-            break
+    unit = ""
+    while round(value) >= 1000 and unit != "G":
+        value, unit = value / 1000, {"": "K", "K": "M", "M": "G"}[unit]
     return f"{value:.1f}{unit}" if round(value, 1) < 10 else f"{value:.0f}{unit}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from apex import seeds
 from apex.config import Config
 from apex.ports import IntakeEvent, PriorityEvent, ReplayPort, SampleRequestEvent

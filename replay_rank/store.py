@@ -32,16 +32,23 @@ class FrameStore:
     def check_batch(self, place: int, nbytes: int) -> int:
         """Return the transitions of the batch that landed at ``place``; ValueError says what is wrong with it."""
         count, frames, actor, _ = (int(x) for x in self.views["header"][place])
+        wrong = self._what_is_wrong(place, nbytes, count, frames)
+        if wrong is not None:
+            raise ValueError(f"intake batch of actor {actor}: {wrong}")
+        return count
+
+    def _what_is_wrong(self, place: int, nbytes: int, count: int, frames: int) -> str | None:
         rows = self.layout.fields["frames"].shape[0]
         if not 1 <= count <= self.batch or not 0 <= frames <= rows:
-            raise ValueError(f"intake batch of actor {actor}: {count} transitions and {frames} frames; the most are {self.batch} and {rows}")
-        if nbytes != intake_nbytes(self.layout, self.spec, frames):
-            raise ValueError(f"intake batch of actor {actor}: {nbytes} bytes for {frames} frames, expected {intake_nbytes(self.layout, self.spec, frames)}")
+            return f"{count} transitions and {frames} frames; the most are {self.batch} and {rows}"
+        expected = intake_nbytes(self.layout, self.spec, frames)
+        if nbytes != expected:
+            return f"{nbytes} bytes for {frames} frames, expected {expected}"
         for name in ("obs_frames", "next_obs_frames"):
             used = self.views[name][place, :count]
             if used.min() < -1 or used.max() >= frames:
-                raise ValueError(f"intake batch of actor {actor}: {name} points outside its {frames} frames")
-        return count
+                return f"{name} points outside its {frames} frames"
+        return None
 
     def gather(self, slots: np.ndarray, out: dict[str, np.ndarray]) -> None:
         """Copy the transitions of ``slots`` int64[B] into the views of a sample message."""

@@ -8,7 +8,6 @@ are complete, and keeps receiving until the barrier is (Hoefler et al. 2010, the
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 import numpy as np
@@ -371,29 +370,3 @@ class MpiLearnerPort(MpiPort):
     def _open_receives(self) -> list[str]:
         ranks = (self.topology.replay_ranks_range[replay] for replay, _, _ in self._requests)
         return [f"a sample batch from {self.topology.name(rank)}" for rank in ranks]
-
-
-def world(expected_size: int) -> MPI.Comm:
-    """Return COMM_WORLD; raises RuntimeError where the MPI library and the launcher do not agree on its size."""
-    comm = MPI.COMM_WORLD
-    if comm.size != expected_size:
-        library = MPI.Get_library_version().split(",")[0].strip("\0")
-        raise RuntimeError(
-            f"mpirun started {expected_size} processes, but {library} sees a world of {comm.size}: "
-            "mpirun and the MPI library of mpi4py belong to different MPIs"
-        )
-    return comm
-
-
-def from_learner(comm: MPI.Comm, make):
-    """Return what ``make()`` gives on the learner's rank, on every rank. Collective; only for starting up."""
-    made = make() if comm.rank == LEARNER_RANK else None
-    all_here = comm.Ibarrier()
-    while not all_here.Test():
-        time.sleep(1e-3)  # waiting inside bcast, the other ranks would take the cores that make() needs
-    return comm.bcast(made, LEARNER_RANK)
-
-
-def abort(comm: MPI.Comm) -> None:
-    """End all ranks at once with status 1; does not return."""
-    comm.Abort(1)

@@ -1,5 +1,7 @@
 """What every algorithm must satisfy. A new one subclasses ``AlgorithmConformance`` and names itself."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 
@@ -14,7 +16,7 @@ class AlgorithmConformance:
     """Subclass with ``name`` and, where needed, ``settings``: fields of the section ``algorithm``."""
 
     name: str
-    settings: dict = {}
+    settings: ClassVar[dict] = {}
     spec = EnvSpec((5,), "float32", 2, 3)
 
     def make(self, seed: int):

@@ -1,5 +1,7 @@
 """Every algorithm passes the conformance suite, in each of its variants."""
 
+from typing import ClassVar
+
 import pytest
 from algorithm_conformance import AlgorithmConformance
 
@@ -13,7 +15,7 @@ class TestDoubleDuelingDqn(AlgorithmConformance):
 
 class TestPlainDqn(AlgorithmConformance):
     name = "double_dqn"
-    settings = {"double": False, "dueling": False}
+    settings: ClassVar[dict] = {"double": False, "dueling": False}
 
 
 def test_an_unknown_algorithm_is_refused_with_the_nearest_one():

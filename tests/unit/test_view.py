@@ -184,5 +184,5 @@ def test_the_curve_is_a_png_even_in_a_new_folder(tmp_path):
 
 def test_runs_without_a_row_are_refused_by_name(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="no rows in .*empty"):
+    with pytest.raises(ConfigError, match=r"no rows in .*empty"):
         plot.learning_curve([tmp_path / "empty"], tmp_path / "out.png")
