@@ -59,9 +59,8 @@ class Role:
         """Free what the role holds."""
 
     def _end(self) -> bool:
-        if not self._finishing:
+        if not self._finishing and self.report():  # the last counts wait for an earlier report to arrive
             self._finishing = True
-            self.report()
             self.port.finish()
         return self.wind_down()
 

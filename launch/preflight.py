@@ -19,14 +19,14 @@ _PROCESS_BYTES = 350 * 2**20  # a Python process with torch and an environment, 
 
 def check(config: Config) -> EnvSpec:
     """Return the environment's spec; raises :class:`ConfigError` where the configuration cannot run."""
-    from learner.train_step import TrainStep  # imports torch, which takes a second
+    from learner.train_step import device  # imports torch, which takes a second
 
     spec = envs.env_spec(config.env)
-    algorithms.load(config.algorithm.name)
     _check_index(config)
     RateLimiter(config)
     _layout_or_refuse(config, spec)
-    TrainStep(config, spec)
+    algorithms.load(config.algorithm.name).make_network(config, spec)
+    device(config.learner.device)
     return spec
 
 

@@ -8,7 +8,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from apex import run_folder
+from apex import envs, run_folder
 from apex.config import Config, ConfigError, to_toml
 from apex.run_folder import RunFolder, make_result
 from apex.topology import REPLAY, Topology
@@ -71,10 +71,11 @@ class _Failure:
 
 def _prepare(config: Config, preset: str):
     """Return ``(refusal, spec, run folder)``; done by the learner's rank alone, for all."""
+    path = os.environ.get(RUN_FOLDER_VARIABLE)
     try:
-        spec = preflight.check(config)
-        path = os.environ.get(RUN_FOLDER_VARIABLE) or start_folder(config, preset)
-        return None, spec, str(path)
+        if path is not None:  # the launcher has checked
+            return None, envs.env_spec(config.env), path
+        return None, preflight.check(config), str(start_folder(config, preset))
     except ConfigError as error:
         return str(error), None, None
 

@@ -31,7 +31,7 @@ class TrainStep:
 
     def __init__(self, config: Config, spec: EnvSpec):
         self.config = config
-        self.device = _device(config.learner.device)
+        self.device = device(config.learner.device)
         self.algorithm = algorithms.load(config.algorithm.name)
         torch.manual_seed(seeds.integer(config.run.seed, "learner"))
         self.online = self.algorithm.make_network(config, spec).to(self.device)
@@ -76,18 +76,19 @@ class TrainStep:
         return norm.item()
 
 
-def _device(name: str) -> torch.device:
+def device(name: str) -> torch.device:
+    """Return the torch device called ``name``; raises :class:`ConfigError` where it cannot be used here."""
     try:
-        device = torch.device(name)
+        found = torch.device(name)
     except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
         raise ConfigError(f"learner.device = '{name}' is not a device that can be used; use cpu or cuda")
     seen = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= seen:
+    if found.type == "cuda" and (found.index or 0) >= seen:
         use = "cuda:0 or cpu" if seen else "cpu"
         raise ConfigError(f"learner.device = '{name}', but torch sees {seen or 'no'} CUDA devices here; use {use}")
-    return device
+    return found
 
 
 def _optimizer(network: nn.Module, config: LearnerConfig) -> torch.optim.Optimizer:
