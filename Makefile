@@ -34,10 +34,11 @@ clean:
 	@$(MAKE) --silent -C native clean
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
 
-$(READY): pyproject.toml setup.py constraints.txt | python compiler
+$(READY): pyproject.toml setup.py constraints.txt
+	@$(MAKE) --silent python compiler
 	@echo "setting up .venv (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[mpi,test]"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[mpi,test]"
 	@touch $(READY)
 
 python:

@@ -35,13 +35,11 @@ class Actor(Role):
         self._q: np.ndarray | None = None  # Q-values of the observation to act from,
         self._q_version = -1  # and the version of the weights they are from
         self._return = np.zeros(envs)
-        self._length = np.zeros(envs, np.int64)
 
     def work(self) -> bool:
         """Send ready batches, then make one vector step if there is room for what it yields."""
         sent = self._send_ready()
-        if self.policy.refresh():
-            self.counters.set("param_version", self.policy.param_version)
+        self.policy.refresh()
         if self.policy.param_version < 0:
             self.policy.request(0)
             return sent
@@ -94,7 +92,6 @@ class Actor(Role):
         while self.intake.ready and self.port.can_send_intake():
             row = self.intake.ready.popleft()
             self.port.send_intake(row, self.intake.message(row))
-            self.counters.add("intake_batches", 1)
             self.counters.add("transitions", self.intake.transitions(row))
             sent = True
         return sent
@@ -104,10 +101,8 @@ class Actor(Role):
         self.counters.add("agent_steps", steps)
         self.counters.add("env_frames", steps * self._frames_per_step)
         self._return += step.reward
-        self._length += step.valid
         ended = np.flatnonzero(step.terminated | step.truncated)
         if ended.size:
             self.counters.add("episodes", ended.size)
             self.counters.add("return_sum", self._return[ended].sum())
-            self.counters.add("episode_steps_sum", self._length[ended].sum())
-            self._return[ended], self._length[ended] = 0.0, 0
+            self._return[ended] = 0.0

@@ -70,9 +70,9 @@ class Evaluator(Role):
         self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed)
         return True
 
-    def waiting_for(self) -> str:
-        """Say what the evaluator waits for."""
-        return f"weights {self.config.period} learner steps newer"
+    def waiting_for(self) -> str | None:
+        """Say what the evaluator waits for; between two evaluations it may wait for long."""
+        return "the learner's first weights" if self.policy.param_version < 0 else None
 
     def close(self) -> None:
         """Close the environments."""

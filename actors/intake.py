@@ -20,6 +20,16 @@ from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes
 ZERO_FRAME = -1
 
 
+def most_closed(config: Config) -> int:
+    """Return the batches that one vector step can close: full ones, and one that runs out of frame rows."""
+    return config.actor.envs * (config.algorithm.n_step // config.actor.intake_batch + 2)
+
+
+def pool_rows(config: Config) -> int:
+    """Return the intake batches an actor holds: being filled, closed by one step, and on the wire."""
+    return config.actor.envs + most_closed(config) + config.actor.in_flight * config.replay.ranks
+
+
 class Intake:
     """Builds intake batches for ``actor.envs`` environments of one actor.
 
@@ -33,8 +43,8 @@ class Intake:
         self.spec, self.actor, self.priority, self.batch = spec, actor, priority, b
         self.layout = intake_layout(spec, b, n)
         self._frame_rows = self.layout.fields["frames"].shape[0]
-        self._most_closed = v * (n // b + 2)  # batches that one step can close
-        self._make_pool(v + self._most_closed + config.actor.in_flight)
+        self._most_closed = most_closed(config)
+        self._make_pool(pool_rows(config))
         self._n_step = NStep(v, n, config.algorithm.discount)
         self._envs = np.arange(v)
         self._make_windows(v, n)

@@ -13,19 +13,11 @@ import time
 import numpy as np
 
 REPORT_FIELDS: dict[str, tuple[str, ...]] = {
-    "actor": (
-        "agent_steps", "env_frames", "episodes", "return_sum", "transitions", "intake_batches", "wait_s",
-        "param_version", "episode_steps_sum",
-    ),
-    "replay": (
-        "inserted", "sampled", "size", "capacity", "stale_updates", "sample_batches", "wait_s", "total",
-        "minimum",
-    ),
-    "learner": (
-        "learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version",
-    ),
+    "actor": ("agent_steps", "env_frames", "episodes", "return_sum", "transitions", "wait_s"),
+    "replay": ("inserted", "sampled", "size", "capacity", "stale_updates", "wait_s"),
+    "learner": ("learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version"),
     "evaluator": ("evaluations", "eval_return", "eval_episodes", "eval_version", "wait_s"),
-}  # fmt: skip
+}
 """Role -> names in its report, in order. The first of each is cumulative and never decreases."""
 
 MAX_REPORT = max(len(names) for names in REPORT_FIELDS.values())

@@ -43,8 +43,8 @@ class Role:
         """Do what is left to do after the run has ended."""
         return False
 
-    def waiting_for(self) -> str:
-        """Say in a few words what the role waits for when ``step`` returns False."""
+    def waiting_for(self) -> str | None:
+        """Say in a few words what the role waits for when ``step`` returns False; None if it may wait for long."""
         return self.port.waits_for()
 
     def update_counters(self) -> None:

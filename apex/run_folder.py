@@ -112,9 +112,13 @@ class RunFolder:
         """Return all rows written so far, oldest first; a torn line is left out."""
         return Tail(self.metrics_path).new_rows()
 
-    def write_result(self, result: dict) -> bool:
-        """Write ``result.json`` atomically. Returns False, and writes nothing, if there is one."""
-        return _write_once(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+    def write_result(self, result: dict, replace: bool = False) -> bool:
+        """Write ``result.json`` atomically. Returns False, and writes nothing, if there is one not to be replaced."""
+        path, text = self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n"
+        if not replace:
+            return _write_once(path, text)
+        os.replace(_write_temporary(path, text), path)
+        return True
 
     def result(self) -> dict | None:
         """Return what :meth:`write_result` wrote, or None."""

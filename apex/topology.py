@@ -41,11 +41,6 @@ class Topology:
         """World ranks of the actors, in actor index order."""
         return range(2 + self.replay_ranks, self.size)
 
-    @property
-    def acting_ranks(self) -> range:
-        """World ranks that step environments with the learner's weights: evaluator and actors."""
-        return range(self.evaluator_rank, self.size)
-
     def role(self, rank: int) -> tuple[str, int]:
         """Return ``(role, index within the role)`` of a world rank."""
         if rank == LEARNER_RANK:

@@ -125,8 +125,9 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
     """Make sure there is a result, and put what went wrong last on the screen."""
     status = 128 - status if status < 0 else status
     if folder.result() is None:
-        write_error_result(folder, config, topology, preset, status or 1)
         status = status or 1
+    if status:
+        write_error_result(folder, config, topology, preset, status)
     error = folder.error()
     if error is not None:
         sys.stdout.flush()

@@ -11,10 +11,11 @@ from pathlib import Path
 from apex import envs, run_folder
 from apex.config import Config, ConfigError, to_toml
 from apex.run_folder import RunFolder, make_result
-from apex.topology import REPLAY, Topology
+from apex.topology import LEARNER, REPLAY, Topology
 from launch import preflight
 from launch.world import threads
 
+_LEARNER_COMPLAINS_S = 5.0
 RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
 
 
@@ -28,7 +29,7 @@ def run(config: Config, topology: Topology, preset: str) -> int:
     comm = mpi_world.world(topology.size)
     failure = _Failure(config, topology, comm, preset)
     try:
-        refusal, spec, path = mpi_world.from_learner(comm, lambda: _prepare(config, preset))
+        refusal, spec, path = _agree_to_start(comm, config, topology, preset)
         if refusal is not None:
             return _refuse(comm.rank, refusal)
         failure.folder = RunFolder(path)
@@ -69,21 +70,37 @@ class _Failure:
             write_error_result(self.folder, self.config, self.topology, self.preset, 1)
 
 
-def _prepare(config: Config, preset: str):
-    """Return ``(refusal, spec, run folder)``; done by the learner's rank alone, for all."""
+def _agree_to_start(comm, config: Config, topology: Topology, preset: str):
+    """Return ``(refusal or None, environment's spec, run folder)``, the same on every rank."""
+    from apex.transport import mpi_world
+    from launch import memory
+
     path = os.environ.get(RUN_FOLDER_VARIABLE)
+    if path is not None:  # the launcher has checked
+        return None, mpi_world.from_learner(comm, lambda: envs.env_spec(config.env)), path
+    refusal, spec = mpi_world.from_learner(comm, lambda: _attempt(preflight.check, config))
+    if refusal is None:
+        refusal = mpi_world.first_from_each_host(comm, lambda ranks: _attempt(memory.check, config, spec, topology, ranks)[0])
+    if refusal is None:
+        refusal, path = mpi_world.from_learner(comm, lambda: _attempt(start_folder, config, preset))
+    return refusal, spec, path
+
+
+def _attempt(call, *args):
+    """Return ``(refusal, None)`` or ``(None, result)`` of a call that may refuse."""
     try:
-        if path is not None:  # the launcher has checked
-            return None, envs.env_spec(config.env), path
-        return None, preflight.check(config), str(start_folder(config, preset))
+        return None, call(*args)
     except ConfigError as error:
-        return str(error), None, None
+        return str(error), None
 
 
 def start_folder(config: Config, preset: str) -> Path:
-    """Make the run folder, with the resolved configuration in it."""
-    path = run_folder.create(config.run.directory, preset, config.run.seed)
-    RunFolder(path).write_config(to_toml(config))
+    """Make the run folder, with the resolved configuration in it; raises :class:`ConfigError` where that fails."""
+    try:
+        path = run_folder.create(config.run.directory, preset, config.run.seed)
+        RunFolder(path).write_config(to_toml(config))
+    except OSError as error:
+        raise ConfigError(f"run.directory = '{config.run.directory}' cannot be written to: {error.strerror}") from None
     return path
 
 
@@ -105,12 +122,14 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     port = mpi.make_port(comm, topology, limits(config, spec))
     show = None if RUN_FOLDER_VARIABLE in os.environ else print_line
     role = build(config, spec, topology, comm.rank, port, folder, preset, show)
-    drive(role, topology.name(comm.rank), config.run.watchdog_s, config.run.drain_s, signals)
+    # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
+    drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
+    drive(role, topology.name(comm.rank), config.run.watchdog_s, drain_s, signals)
     role.close()
 
 
 def write_error_result(folder: RunFolder, config: Config, topology: Topology, preset: str, status: int) -> None:
-    """Write the result of a run that failed, from its last row of the log, unless there is one."""
+    """Write the result of a run that failed, from its last row of the log, in place of one that says it did not."""
     row = (folder.rows() or [None])[-1]
     known = row or {}
     result = make_result(
@@ -118,4 +137,5 @@ def write_error_result(folder: RunFolder, config: Config, topology: Topology, pr
         eval_return=known.get("eval_return"), eval_episodes=known.get("eval_episodes") or 0, wall_s=known.get("wall_s") or 0.0,
         ranks=topology.size, transport=config.run.transport, preset=preset, seed=config.run.seed,
     )  # fmt: skip
-    folder.write_result(result)
+    earlier = folder.result()
+    folder.write_result(result, replace=earlier is not None and earlier["status"] == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 
 from apex import topology as topologies
 from apex.config import Config, ConfigError
@@ -35,26 +36,31 @@ def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size:
 
 
 def _train_under_mpirun(config: Config, topology: Topology, preset: str, arguments: list[str]) -> int:
-    from launch import mpirun, preflight
+    from launch import memory, mpirun, preflight
     from launch.rank import start_folder
 
     mpirun.find_mpirun()
-    preflight.check_memory(config, preflight.check(config), topology)
+    memory.check(config, preflight.check(config), topology)
     folder = RunFolder(start_folder(config, preset))
     _announce(config, topology, folder)
     return _sum_up(folder, mpirun.run(config, topology, folder, preset, arguments))
 
 
 def _train_here(config: Config, topology: Topology, preset: str) -> int:
-    from launch import local, preflight
-    from launch.rank import start_folder
+    from launch import local, memory, preflight
+    from launch.rank import start_folder, write_error_result
     from launch.roles import print_line
 
     spec = preflight.check(config)
-    preflight.check_memory(config, spec, topology)
+    memory.check(config, spec, topology)
     folder = RunFolder(start_folder(config, preset))
     _announce(config, topology, folder)
-    local.run(config, spec, topology, folder, preset, print_line)
+    try:
+        local.run(config, spec, topology, folder, preset, print_line)
+    except Exception:
+        folder.write_error(traceback.format_exc())
+        write_error_result(folder, config, topology, preset, 1)
+        raise
     return _sum_up(folder, 0)
 
 

@@ -16,7 +16,7 @@ def line(row: dict) -> str:
         f"learner {_count(row.get('learner_steps'))} ({_rate(row.get('learner_steps_per_s'))})",
         f"agent {_count(row.get('agent_steps'))} ({_rate(row.get('agent_steps_per_s'))})",
         f"replay {_fill(row)} ratio {_number(row.get('samples_per_insert'))}",
-        f"stale {_number(row.get('staleness'))}",
+        f"staleness {_number(row.get('staleness'))}",
         f"wait {_percent(row.get('learner_wait_pct'))}",
         f"loss {_small(row.get('loss'))}",
         f"train {_number(row.get('train_return'))}",

@@ -44,7 +44,7 @@ class Learner(Role):
         if arrived is None:
             return False
         self._requested -= 1
-        self._fill_pipeline()  # the next batches travel while this one trains
+        self._fill_pipeline()  # the replay ranks draw and gather the next batches while this one trains
         self._train(*arrived)
         return True
 
@@ -57,9 +57,9 @@ class Learner(Role):
         return f"sample batches: {self.port.waits_for()}"
 
     def close(self) -> None:
-        """Write the last checkpoint, row of the log and the result."""
+        """Write the last row of the log and the result."""
         self._hear_reports()
-        self.record.close(self.train.state())
+        self.record.close()
 
     def _fill_pipeline(self) -> None:
         while self._requested < self.config.learner.prefetch:
@@ -107,9 +107,10 @@ class Learner(Role):
             self._hear_reports()
             self.record.write_row()
         self._hear_reports()
-        reason = self.record.reason_to_end(self.train.learner_steps, self.port.stop_requested)
-        if reason is not None:
+        if self.record.reason_to_end(self.train.learner_steps, self.port.stop_requested) is not None:
             self.port.stop()
+            # Now, since a rank that does not answer can keep the run from ending in order.
+            self.record.save_checkpoint(self.train.state())
 
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()

@@ -80,9 +80,8 @@ class Record:
         state = {"online": best.state_dict(), "learner_steps": weight_header(message)[1], "eval_return": self.best_return}
         checkpoint.save(self.folder.checkpoints / "best.pt", state)
 
-    def close(self, state: dict) -> None:
-        """Write the last checkpoint, the last row and the result."""
-        self.save_checkpoint(state)
+    def close(self) -> None:
+        """Write the last row of the log and the result."""
         row = self.write_row()
         self.scalars.close()
         result = make_result(

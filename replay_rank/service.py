@@ -53,8 +53,6 @@ class ReplayService(Role):
         values = {"inserted": r.inserted, "sampled": r.sampled, "size": r.size, "stale_updates": r.stale_updates}
         for name, value in values.items():
             self.counters.set(name, value)
-        self.counters.set("total", r.index.total)
-        self.counters.set("minimum", r.index.minimum if r.size else 0.0)
 
     def _handle(self, event) -> bool:
         match event:
@@ -75,7 +73,6 @@ class ReplayService(Role):
             return False
         self.replay.sample(self._sample_layout.views(buffer))
         self.limiter.count(sampled=self.batch_size)
-        self.counters.add("sample_batches", 1)
         self.port.send_sample(buffer)
         self._open_requests -= 1
         return True

@@ -1,1 +1,1 @@
-"""Transports: the only code that imports mpi4py or zmq. Found by name; each offers ``run(...)``."""
+"""Transports: the only code that imports mpi4py or zmq. Each offers the ports of ``apex.ports``."""

@@ -64,9 +64,12 @@ class Watchdog:
 
     def check(self, role: Role) -> None:
         """Tell if the wait has become long."""
-        if not self._told and time.monotonic() - self._since > self.limit_s:
-            self._told = True
-            print(f"apex: {self.name} has waited {self.limit_s:g} s for {role.waiting_for()}", file=sys.stderr, flush=True)
+        if self._told or time.monotonic() - self._since <= self.limit_s:
+            return
+        self._told = True
+        awaited = role.waiting_for()
+        if awaited is not None:
+            print(f"apex: {self.name} has waited {self.limit_s:g} s for {awaited}", file=sys.stderr, flush=True)
 
 
 class DrainTimeout(RuntimeError):

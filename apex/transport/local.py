@@ -9,6 +9,7 @@ import numpy as np
 from apex.ports import IntakeEvent, PriorityEvent, Report, SampleRequestEvent
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER, REPLAY, Topology
+from apex.transport.credits import IntakeCredits
 
 
 class LocalWorld:
@@ -88,7 +89,8 @@ class LocalActorPort(LocalPort):
     def __init__(self, world: LocalWorld, rank: int):
         super().__init__(world, rank)
         self._wanted: tuple[int, np.ndarray] | None = None
-        self._in_flight, self._sent, self._completed = 0, 0, []
+        self._credits = IntakeCredits(world.topology.replay_ranks, self.index, world.limits.intake_in_flight)
+        self._completed: list[int] = []
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
         """Note the wish; ``poll_weights`` fulfils it."""
@@ -106,23 +108,21 @@ class LocalActorPort(LocalPort):
         return True
 
     def can_send_intake(self) -> bool:
-        """Whether fewer than ``actor.in_flight`` batches lie in mailboxes."""
-        return self._in_flight < self.world.limits.intake_in_flight
+        """Whether some replay rank's mailbox has room for one more of this actor's batches."""
+        return self._credits.free()
 
     def send_intake(self, token: int, message: np.ndarray) -> None:
-        """Put the batch into the replay ranks' mailboxes in turn."""
-        self.world.intake[(self.index + self._sent) % len(self.world.intake)].append((self, token, message))
-        self._sent += 1
-        self._in_flight += 1
+        """Put the batch into the mailbox of the next replay rank that has room."""
+        self.world.intake[self._credits.take()].append((self, token, message))
 
     def completed_intake(self) -> list[int]:
         """Return the tokens of received batches."""
         done, self._completed = self._completed, []
         return done
 
-    def received(self, token: int) -> None:
+    def received(self, token: int, replay: int) -> None:
         """The replay rank has taken the batch."""
-        self._in_flight -= 1
+        self._credits.give_back(replay)
         self._completed.append(token)
 
 
@@ -146,7 +146,7 @@ class LocalReplayPort(LocalPort):
             return None
         actor, token, message = box.popleft()
         landing[: len(message)] = message
-        actor.received(token)
+        actor.received(token, self.index)
         return IntakeEvent(len(message), actor.index)
 
     def sample_buffer(self) -> np.ndarray:

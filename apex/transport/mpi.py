@@ -17,6 +17,7 @@ from apex.metrics import MAX_REPORT
 from apex.ports import IntakeEvent, PriorityEvent, Report, SampleRequestEvent
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.transport.credits import IntakeCredits
 
 INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST = range(1, 10)
 _NOTHING = np.zeros(0, np.uint8)
@@ -118,16 +119,16 @@ class MpiActorPort(MpiPort):
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits):
         super().__init__(comm, topology, limits)
         self._weights: MPI.Request | None = None
-        self._wanted = np.zeros(1, np.int64)
-        self._in_flight, self._sent, self._completed = 0, 0, []
+        self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
+        self._completed: list[int] = []
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
         """Post the receive, then ask."""
         if self._weights is not None or self.stopping:
             return
         self._weights = self.comm.Irecv([into, MPI.BYTE], LEARNER_RANK, WEIGHTS)
-        self._wanted = np.array([min_learner_steps], np.int64)
-        self._send(self._wanted.view(np.uint8), LEARNER_RANK, WEIGHT_REQUEST, "request for weights")
+        wanted = np.array([min_learner_steps], np.int64)
+        self._send(wanted.view(np.uint8), LEARNER_RANK, WEIGHT_REQUEST, "request for weights")
 
     def poll_weights(self) -> bool:
         """Whether the publish has arrived; an empty answer means that the run is ending."""
@@ -138,16 +139,14 @@ class MpiActorPort(MpiPort):
         return status.Get_count(MPI.BYTE) > 0
 
     def can_send_intake(self) -> bool:
-        """Whether fewer than ``actor.in_flight`` batches are on the wire."""
-        return self._in_flight < self.limits.intake_in_flight
+        """Whether fewer than ``actor.in_flight`` batches are on the wire to some replay rank."""
+        return self._credits.free()
 
     def send_intake(self, token: int, message: np.ndarray) -> None:
-        """Send to the replay ranks in turn."""
-        replay = (self.index + self._sent) % self.topology.replay_ranks
-        self._sent += 1
-        self._in_flight += 1
+        """Send to the next replay rank that has a free credit."""
+        replay = self._credits.take()
         dest = self.topology.replay_ranks_range[replay]
-        self._send(message, dest, INTAKE, "intake batch", lambda: self._intake_done(token))
+        self._send(message, dest, INTAKE, "intake batch", lambda: self._intake_done(token, replay))
 
     def completed_intake(self) -> list[int]:
         """Return the tokens of received batches."""
@@ -160,8 +159,8 @@ class MpiActorPort(MpiPort):
             self.poll_weights()
         super().progress()
 
-    def _intake_done(self, token: int) -> None:
-        self._in_flight -= 1
+    def _intake_done(self, token: int, replay: int) -> None:
+        self._credits.give_back(replay)
         self._completed.append(token)
 
     def _open_receives(self) -> list[str]:
@@ -184,12 +183,11 @@ class MpiReplayPort(MpiPort):
         return self._poll_intake(landing) if event is None else event
 
     def sample_buffer(self) -> np.ndarray | None:
-        """Return a buffer whose last batch the learner has taken."""
-        return self._free_samples[-1] if self._free_samples else None
+        """Take a buffer whose last batch the learner has received; ``send_sample`` is to follow."""
+        return self._free_samples.pop() if self._free_samples else None
 
     def send_sample(self, buffer: np.ndarray) -> None:
         """Send the filled buffer."""
-        self._free_samples.pop()
         self._send(buffer, LEARNER_RANK, SAMPLE, "sample batch", lambda: self._free_samples.append(buffer))
 
     def refuse_sample(self) -> None:

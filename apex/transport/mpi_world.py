@@ -31,6 +31,18 @@ def from_learner(comm: MPI.Comm, make):
     return comm.bcast(made, LEARNER_RANK)
 
 
+def first_from_each_host(comm: MPI.Comm, make):
+    """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank.
+
+    Collective; only for starting up. ``make`` is called on one rank of each host.
+    """
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks = host.allgather(comm.rank)
+    host.Free()
+    made = comm.allgather(make(sorted(ranks)) if comm.rank == min(ranks) else None)
+    return next((value for value in made if value is not None), None)
+
+
 def abort(comm: MPI.Comm) -> None:
     """End all ranks at once with status 1; does not return."""
     comm.Abort(1)

@@ -1,24 +1,21 @@
 """The priority index: which slot holds which mass, and which slot a prefix sum falls on.
 
-`PriorityIndex` is the contract; `make_index` finds an implementation by name. A new one is one file
-here, one line in `_INDEXES`, and one subclass of the mixin in `tests/conformance/`.
+`PriorityIndex` is the contract; `make_index` finds an implementation by name. A new one is a module
+here that defines `Index`, and one subclass of the mixin in `tests/conformance/`.
 """
 
 import abc
-import difflib
 import importlib
 import operator
+import pkgutil
 
 import numpy as np
+
+from apex.config import nearest
 
 SLOT_DTYPE = np.dtype(np.int64)
 MASS_DTYPE = np.dtype(np.float64)
 MAX_CAPACITY = 2**40
-
-_INDEXES = {
-    "binary": ("replay_rank.index.native_tree", "NativeTree"),
-    "numpy": ("replay_rank.index.numpy_tree", "NumpyTree"),
-}
 
 
 class PriorityIndex(abc.ABC):
@@ -91,11 +88,10 @@ def make_index(name: str, capacity: int) -> PriorityIndex:
     Raises ValueError for an unknown name or a bad capacity, ImportError when the implementation is
     not built, MemoryError without memory.
     """
-    if name not in _INDEXES:
-        nearest = difflib.get_close_matches(str(name), _INDEXES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"no priority index is called {name!r}; did you mean {nearest!r}? (there are: {', '.join(_INDEXES)})")
-    module, implementation = _INDEXES[name]
-    return getattr(importlib.import_module(module), implementation)(capacity)
+    known = [module.name for module in pkgutil.iter_modules(__path__)]
+    if name not in known:
+        raise ValueError(f"no priority index is called {name!r}; {nearest(name, known)}")
+    return importlib.import_module(f"{__name__}.{name}").Index(capacity)
 
 
 def as_slots(slots) -> np.ndarray:

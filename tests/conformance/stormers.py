@@ -197,7 +197,7 @@ class StormActor(StormEvaluator):
     def set_up(self) -> None:
         """Make more intake buffers than there are credits."""
         super().set_up()
-        self.credits = self.scenario.limits.intake_in_flight
+        self.credits = self.scenario.limits.intake_in_flight * self.topology.replay_ranks
         self.batches = [aligned_bytes(self.scenario.intake_nbytes) for _ in range(self.credits + 2)]
         self.free = deque(range(len(self.batches)))
         self.in_flight: dict[int, tuple[int, int]] = {}

@@ -16,7 +16,7 @@ from launch.mpirun import find_mpirun
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
-STARTS_S, ENDS_S = 60, 10
+STARTS_S, ENDS_S, FAILS_S = 60, 30, 10
 ACTOR_RANK = 3
 
 # Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or one rank start late.
@@ -172,6 +172,17 @@ class TestRefusals:
         ended = mpirun(4, [*TRAIN[1:], *settings(directory, replay__index="nonsense")])
         check_refused(ended, directory, "apex: replay.index")
 
+    def test_a_world_that_needs_more_memory_than_its_machine_has_is_refused_in_one_line(self, mpirun, directory):
+        ended = mpirun(4, [*TRAIN[1:], *settings(directory, replay__capacity=50_000_000_000)])
+        check_refused(ended, directory, "apex: replay.capacity = 50000000000 is too large")
+
+    @pytest.mark.parametrize("ranks", [None, 4], ids=["the launcher", "a world"])
+    def test_a_directory_that_cannot_be_made_is_refused_in_one_line(self, run_to_end, mpirun, tmp_path, ranks):
+        (tmp_path / "file").write_text("not a folder")
+        arguments = [*TRAIN, *settings(tmp_path / "file" / "runs")]
+        ended = run_to_end(arguments) if ranks is None else mpirun(ranks, arguments[1:])
+        check_refused(ended, tmp_path / "file" / "runs", "cannot be written to")
+
     def test_a_world_that_is_too_small_is_refused_in_one_line_even_if_the_first_rank_is_late(self, mpirun, directory, inject):
         ended = mpirun(3, [*TRAIN[1:], *settings(directory)], inject(0, late_s=1.0))
         check_refused(ended, directory, "apex: --ranks 3 is too small")
@@ -203,7 +214,7 @@ class TestFailures:
         job = start([*TRAIN, *settings(directory)], inject(rank, module=module, cls=cls, method=method, how=how, after=20))
         job.wait_until(injected.exists, STARTS_S, "the injected exception")
         ended = job.wait(ENDS_S)
-        assert time.time() - float(injected.read_text()) < ENDS_S
+        assert time.time() - float(injected.read_text()) < FAILS_S
         check_failed(directory, ended)
         told = ended.stderr[ended.stderr.index(f"{name} failed:") :]
         assert "Traceback" in told
@@ -232,6 +243,8 @@ class TestFailures:
         check_failed(directory, ended)
         assert "could not finish within 1 s" in ended.stderr.splitlines()[-1]
         assert "actor 0 (rank 3)" in ended.stderr.splitlines()[-1]
+        saved = checkpoint.load(folder_of(directory).checkpoints / "latest.pt")
+        assert saved["learner_steps"] == folder_of(directory).result()["learner_steps"]
 
     def test_a_killed_launcher_takes_its_ranks_with_it(self, start, directory):
         job = start([*TRAIN, *settings(directory)])

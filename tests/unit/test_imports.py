@@ -67,7 +67,7 @@ ALL = sources(*ROOMS)
 
 
 def test_the_rooms_are_all_here_and_no_other_folder_holds_code():
-    others = {"tests", "build", "shared"}
+    others = {"tests", "build"}
     found = {path.parent.name for path in ROOT.glob("*/*.py") if not path.parent.name.startswith(".")}
     assert {room for room in ROOMS if (ROOT / room).is_dir()} == ROOMS
     assert found - others <= ROOMS
@@ -78,13 +78,6 @@ def test_the_rooms_are_all_here_and_no_other_folder_holds_code():
 def test_a_room_imports_only_the_rooms_it_may(path):
     room = path.relative_to(ROOT).parts[0]
     assert rooms_imported(path) <= ALLOWED[room] | {room}
-
-
-@pytest.mark.parametrize("room", ["actors", "learner", "replay_rank"])
-def test_the_rule_lets_no_role_import_another_and_nobody_import_launch(room):
-    """The table above is the rule; this holds the table to it."""
-    assert not ALLOWED[room] & {"actors", "learner", "replay_rank", "launch"}
-    assert not ALLOWED["apex"] and all("launch" not in allowed for allowed in ALLOWED.values())
 
 
 @pytest.mark.parametrize("path", [p for p in ALL if "transport" not in p.parts], ids=name_of)
@@ -115,7 +108,7 @@ config, spec = load("cartpole"), EnvSpec((4,), "float32", 1, 2)
 topology = make(config)
 role = roles.build(config, spec, topology, 1, LocalWorld(topology, limits(config, spec)).port(1), None, "cartpole")
 role.step()
-print("torch" in sys.modules, "gymnasium" in sys.modules)
+print("torch" in sys.modules)
 """
 
 
@@ -123,7 +116,7 @@ print("torch" in sys.modules, "gymnasium" in sys.modules)
 def test_a_replay_rank_at_work_has_not_loaded_torch(program):
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] == "False"
+    assert done.stdout.strip() == "False"
 
 
 def test_importing_the_command_loads_no_heavy_library():

@@ -12,6 +12,7 @@ from apex.config import ConfigError, load
 from apex.envs import env_spec
 from apex.schema import EnvSpec, sample_layout
 from apex.topology import make
+from launch import memory as memory_module
 from launch import preflight
 from replay_rank.replay import Replay
 from replay_rank.service import memory_bytes
@@ -86,11 +87,17 @@ SETTINGS = {
 }
 
 
+def rest_bytes(config, spec):
+    """What all ranks need beside the replay ranks' rings."""
+    topology = make(config)
+    return sum(memory_module._rest_bytes(config, spec, topology.role(rank)[0]) for rank in range(topology.size))
+
+
 def memory(overrides, available, monkeypatch):
     """Check against a machine with ``available`` bytes free."""
     config = load("cartpole", overrides)
-    monkeypatch.setattr(preflight, "available_bytes", lambda: int(available))
-    preflight.check_memory(config, env_spec(config.env), make(config))
+    monkeypatch.setattr(memory_module, "available_bytes", lambda: int(available))
+    memory_module.check(config, env_spec(config.env), make(config))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
@@ -100,7 +107,7 @@ def test_a_capacity_too_large_is_refused_with_the_largest_that_then_fits(name, s
     config = load("cartpole", overrides)
     spec, unit = env_spec(config.env), config.actor.intake_batch * config.replay.ranks
     rings = memory_bytes(config, spec) * config.replay.ranks
-    available = preflight._rest_bytes(config, spec, make(config)) + share * rings
+    available = rest_bytes(config, spec) + share * rings
     message = refusal(memory, overrides, available, monkeypatch)
     assert message.startswith(f"replay.capacity = {config.replay.capacity} is too large")
     fits = int(re.search(r"the largest that fits is (\d+)", message)[1])
@@ -111,7 +118,7 @@ def test_a_capacity_too_large_is_refused_with_the_largest_that_then_fits(name, s
 def test_what_needs_exactly_the_free_memory_fits_and_one_byte_less_does_not(monkeypatch):
     config = load("cartpole")
     spec = env_spec(config.env)
-    needed = preflight._rest_bytes(config, spec, make(config)) + memory_bytes(config, spec)
+    needed = rest_bytes(config, spec) + memory_bytes(config, spec)
     memory([], needed, monkeypatch)
     refusal(memory, [], needed - 1, monkeypatch)
 
@@ -120,14 +127,29 @@ def test_where_the_minimum_size_does_not_fit_either_the_refusal_says_to_lower_it
     overrides = [*SETTINGS["pong"], "replay.min_size=400_000"]
     config = load("cartpole", overrides)
     spec = env_spec(config.env)
-    available = preflight._rest_bytes(config, spec, make(config)) + memory_bytes(config, spec) / 2
+    available = rest_bytes(config, spec) + memory_bytes(config, spec) / 2
     message = refusal(memory, overrides, available, monkeypatch)
     fits, min_size = re.search(r"fits is (\d+), with --set replay.min_size=(\d+) or less", message).groups()
     memory([*overrides, f"replay.capacity={fits}", f"replay.min_size={min_size}"], available, monkeypatch)
 
 
 def test_where_nothing_fits_the_refusal_says_what_else_to_lower(monkeypatch):
-    assert "lower actor.count, actor.envs or learner.batch_size" in refusal(memory, [], 2**20, monkeypatch)
+    assert "4 ranks are too many for this machine" in refusal(memory, [], 2**20, monkeypatch)
+    config = load("cartpole")
+    room = rest_bytes(config, env_spec(config.env)) + 2**10
+    assert "lower actor.count, actor.envs or learner.batch_size" in refusal(memory, [], room, monkeypatch)
+
+
+def test_only_the_ranks_of_this_machine_are_counted(monkeypatch):
+    config = load("cartpole", [*SETTINGS["pong"], "actor.count=4"])
+    spec, topology = env_spec(config.env), make(config)
+    one_actor = memory_module._rest_bytes(config, spec, "actor")
+    monkeypatch.setattr(memory_module, "available_bytes", lambda: 2 * one_actor)
+    memory_module.check(config, spec, topology, [3, 4])
+    with pytest.raises(ConfigError, match="3 ranks are too many"):
+        memory_module.check(config, spec, topology, [3, 4, 5])
+    with pytest.raises(ConfigError, match=r"replay\.capacity"):
+        memory_module.check(config, spec, topology, [1, 3])
 
 
 @pytest.mark.parametrize("capacity, batch", [(50_000, 50), (70, 7), (1, 1)])
@@ -147,10 +169,10 @@ def test_an_actors_pool_takes_no_more_memory_than_it_was_said_to(batch, n_step):
     counts = [1, 2]
     configs = [load("cartpole", [*overrides, f"actor.count={count}"]) for count in counts]
     spec = env_spec(configs[0].env)
-    one, two = (preflight._rest_bytes(config, spec, make(config)) for config in configs)
+    one, two = (rest_bytes(config, spec) for config in configs)
     pool = Intake(configs[0], spec, 0, initial_priority)._pool.nbytes
-    assert pool <= two - one - preflight._PROCESS_BYTES <= 1.2 * pool
+    assert pool <= two - one - memory_module._PROCESS_BYTES <= 1.2 * pool
 
 
 def test_the_memory_free_here_is_a_sensible_number():
-    assert 2**26 < preflight.available_bytes() < 2**50
+    assert 2**26 < memory_module.available_bytes() < 2**50

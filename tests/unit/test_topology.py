@@ -37,7 +37,6 @@ def test_every_rank_has_one_role_and_every_index_one_rank(replay_ranks, actors):
     by_range = {REPLAY: topology.replay_ranks_range, ACTOR: topology.actor_ranks, EVALUATOR: [topology.evaluator_rank]}
     for role, ranks in by_range.items():
         assert [topology.role(rank) for rank in ranks] == [(role, i) for i in range(len(ranks))]
-    assert list(topology.acting_ranks) == [topology.evaluator_rank, *topology.actor_ranks]
 
 
 @pytest.mark.parametrize("rank", [-1, 4, 100])

@@ -31,7 +31,7 @@ def render(row, width=130):
 
 def test_a_line_says_all_that_matters_in_its_documented_form():
     assert view.line(ROW) == (
-        "  12.3s  learner 4210 (512/s)  agent 83K (5.1K/s)  replay 42% ratio 6.1  stale 0.8  wait 3%"
+        "  12.3s  learner 4210 (512/s)  agent 83K (5.1K/s)  replay 42% ratio 6.1  staleness 0.8  wait 3%"
         "  loss 0.021  train 187.3  eval 412.0"
     )
 
@@ -39,7 +39,7 @@ def test_a_line_says_all_that_matters_in_its_documented_form():
 @pytest.mark.parametrize("row", [{}, dict.fromkeys(ROW_FIELDS)])
 def test_a_line_shows_a_dash_for_every_unknown_value(row):
     assert view.line(row) == (
-        "     -s  learner - (-)  agent - (-)  replay - ratio -  stale -  wait -  loss -  train -  eval -"
+        "     -s  learner - (-)  agent - (-)  replay - ratio -  staleness -  wait -  loss -  train -  eval -"
     )
 
 

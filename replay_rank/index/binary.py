@@ -86,3 +86,6 @@ class NativeTree(PriorityIndex):
         node = self._lib.segment_tree_check(self._tree)
         if node != _DONE:
             raise AssertionError(f"node {node} is not the sum and minimum of its children")
+
+
+Index = NativeTree

@@ -102,3 +102,6 @@ class NumpyTree(PriorityIndex):
         if not good.all():
             node = nodes[good.argmin()]
             raise AssertionError(f"node {node} is not the sum and minimum of its children")
+
+
+Index = NumpyTree

@@ -1,0 +1,79 @@
+"""Whether the ranks of a run fit into the memory of the machine they are on."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+from actors.intake import pool_rows
+from apex.config import Config, ConfigError
+from apex.schema import EnvSpec, intake_layout, sample_layout
+from apex.topology import ACTOR, LEARNER, REPLAY, Topology
+from replay_rank.service import memory_bytes
+
+_PROCESS_BYTES = 350 * 2**20  # a Python process with torch and an environment, measured
+
+
+def check(config: Config, spec: EnvSpec, topology: Topology, ranks: Iterable[int] | None = None) -> None:
+    """Raise :class:`ConfigError` where ``ranks`` (by default all) together do not fit on this machine."""
+    roles = [topology.role(rank)[0] for rank in (range(topology.size) if ranks is None else ranks)]
+    rest = sum(_rest_bytes(config, spec, role) for role in roles)
+    rings = roles.count(REPLAY)
+    needed, available = rest + rings * memory_bytes(config, spec), available_bytes()
+    if needed <= available:
+        return
+    machine = f"needs {_gib(needed)}, this machine has {_gib(available)} free"
+    if not rings or rest > available:
+        raise ConfigError(f"{len(roles)} ranks are too many for this machine: the run {machine}; use fewer --ranks, or lower actor.envs")
+    raise ConfigError(
+        f"replay.capacity = {config.replay.capacity} is too large: the run {machine}; "
+        f"{_largest_that_fits(config, spec, (available - rest) // rings)}"
+    )
+
+
+def _largest_that_fits(config: Config, spec: EnvSpec, room: int) -> str:
+    """Return, in words, the largest capacity of which one replay rank's share takes at most ``room`` bytes."""
+    unit = config.actor.intake_batch * config.replay.ranks
+    smaller = range(unit, config.replay.capacity, unit)
+    fits = bisect.bisect_right(smaller, room, key=lambda capacity: _ring_bytes(config, spec, capacity)) * unit
+    if not fits:
+        return "not even the smallest fits: lower actor.count, actor.envs or learner.batch_size"
+    too_small = f", with --set replay.min_size={fits} or less" if fits < config.replay.min_size else ""
+    return f"the largest that fits is {fits}{too_small}"
+
+
+def _ring_bytes(config: Config, spec: EnvSpec, capacity: int) -> int:
+    """Return the memory of one replay rank at another capacity."""
+    replay = dataclasses.replace(config.replay, capacity=capacity)
+    return memory_bytes(dataclasses.replace(config, replay=replay), spec)
+
+
+def _rest_bytes(config: Config, spec: EnvSpec, role: str) -> int:
+    """Return what a rank of a role needs beside a replay rank's ring, index and send buffers."""
+    intake = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step).nbytes
+    sample = sample_layout(spec, config.learner.batch_size).nbytes
+    buffers = {ACTOR: pool_rows(config) * intake, LEARNER: (config.learner.prefetch + 3) * sample}
+    return _PROCESS_BYTES + buffers.get(role, 0)
+
+
+def available_bytes() -> int:
+    """Return the memory this machine, or the container this process is in, can still give."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return min(free, _container_bytes())
+
+
+def _container_bytes() -> int:
+    """Return what a memory limit (cgroup v2, as set by SLURM or a container) leaves, or a huge number."""
+    try:
+        group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        folder = Path("/sys/fs/cgroup") / group.strip("/")
+        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
+    except (OSError, StopIteration, ValueError):  # no such group, or "max"
+        return 2**62
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"

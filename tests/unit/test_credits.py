@@ -1,0 +1,41 @@
+"""Where an actor's next intake batch goes: in turn, but never to a replay rank that takes nothing."""
+
+import numpy as np
+import pytest
+
+from apex.ports import IntakeEvent
+from apex.schema import Limits
+from apex.topology import Topology
+from apex.transport.credits import IntakeCredits
+from apex.transport.local import LocalWorld
+
+
+def test_replay_ranks_take_turns_from_the_actors_own_first():
+    credits = IntakeCredits(3, first=4, limit=2)
+    assert [credits.take() for _ in range(6)] == [1, 2, 0, 1, 2, 0]
+    assert not credits.free()
+    with pytest.raises(RuntimeError, match="without a free credit"):
+        credits.take()
+
+
+def test_a_rank_without_a_free_credit_is_passed_over_until_it_has_one():
+    credits = IntakeCredits(2, first=0, limit=1)
+    assert [credits.take(), credits.take()] == [0, 1]
+    for _ in range(3):
+        credits.give_back(1)
+        assert credits.take() == 1
+    credits.give_back(0)
+    assert credits.take() == 0
+
+
+def test_one_replay_rank_that_takes_nothing_does_not_starve_the_other():
+    world = LocalWorld(Topology(5, 2), Limits(1, 1, 1, intake_in_flight=2))
+    actor, taking = world.port(4), world.port(2)
+    message, landing, taken = np.zeros(8, np.uint8), np.zeros(8, np.uint8), 0
+    for token in range(100):
+        if actor.can_send_intake():
+            actor.send_intake(token, message)
+        taken += isinstance(taking.poll(landing), IntakeEvent)
+        actor.completed_intake()
+    assert len(world.intake[0]) == 2, "the blocked rank holds its own credits and no more"
+    assert taken >= 90

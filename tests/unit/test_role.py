@@ -1,0 +1,74 @@
+"""What all roles share: the last report, the watchdog, and the end of a local run that fails."""
+
+import pytest
+
+from apex.role import Role
+from apex.run_folder import RunFolder
+from apex.transport.drive import Watchdog
+from launch.main import main
+
+
+class BusyPort:
+    """A port whose earlier report is still on its way for the first ``refusals`` tries."""
+
+    stopping = True
+
+    def __init__(self, refusals: int):
+        self.refusals, self.reports, self.done = refusals, [], False
+
+    def progress(self):
+        pass
+
+    def send_report(self, vector):
+        self.refusals -= 1
+        if self.refusals >= 0:
+            return False
+        self.reports.append(vector.copy())
+        return True
+
+    def finish(self):
+        assert self.reports, "finished before its last counts were sent"
+        self.done = True
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 5])
+def test_the_last_report_is_sent_once_even_if_an_earlier_one_is_still_on_its_way(refusals):
+    port = BusyPort(refusals)
+    role = Role("actor", port, 1.0)
+    role.counters.add("agent_steps", 7)
+    for step in range(10):
+        role.step()
+        assert port.done == (step >= refusals)
+    assert len(port.reports) == 1 and port.reports[0][0] == 7
+
+
+class Waiting:
+    """A role that waits for ``awaited``."""
+
+    def __init__(self, awaited):
+        self.awaited = awaited
+
+    def waiting_for(self):
+        return self.awaited
+
+
+def test_the_watchdog_names_a_long_wait_once_and_is_silent_about_one_by_design(capsys):
+    for awaited, told in (("sample batches", 1), (None, 0)):
+        watchdog = Watchdog("learner (rank 0)", limit_s=0.0)
+        watchdog._since -= 1
+        for _ in range(3):
+            watchdog.check(Waiting(awaited))
+        complaints = capsys.readouterr().err.splitlines()
+        assert complaints == ["apex: learner (rank 0) has waited 0 s for sample batches"] * told
+
+
+def test_a_local_run_that_fails_leaves_its_traceback_and_a_result_that_says_so(monkeypatch, tmp_path):
+    def fail(self):
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("actors.actor.Actor._step", fail)
+    with pytest.raises(RuntimeError, match="injected"):
+        main(["train", "cartpole", "--transport", "local", "--set", f"run.directory={tmp_path}"])
+    folder = RunFolder(tmp_path / "latest")
+    assert folder.error().splitlines()[-1] == "RuntimeError: injected"
+    assert (folder.result()["reason"], folder.result()["status"]) == ("error", 1)
