@@ -10,9 +10,19 @@
 PRESET ?= cartpole
 ARGS ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-CC_FOUND = $(shell command -v $(CC))
 BIN = .venv/bin
 READY = .venv/.ready
+PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+
+# Each says in one line what is missing and what to install.
+refuse = { echo "make: $(1)" >&2; exit 1; }
+NEED_COMPILER = command -v $(CC) >/dev/null || $(call refuse,the C compiler '$(CC)' is missing; install one (Debian: apt install gcc))
+NEED_PYTHON = test -n "$(PYTHON)" || $(call refuse,Python is missing; install Python 3.11 (Debian: apt install python3 python3-venv)); \
+	$(PYTHON) -c '' 2>/dev/null || $(call refuse,'$(PYTHON)' cannot be run; install Python 3.11 and run make PYTHON=/path/to/it); \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| $(call refuse,$$($(PYTHON) --version 2>&1) is too old; install Python 3.11 or newer and run make PYTHON=/path/to/it); \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+		|| $(call refuse,$(PYTHON) cannot make virtual environments; install its venv module (Debian: apt install python3-venv))
 
 train: $(READY) native
 	@$(BIN)/apex train $(PRESET) $(ARGS)
@@ -20,14 +30,16 @@ train: $(READY) native
 test: $(READY) native
 	@$(BIN)/python -m pytest $(ARGS)
 
-native: compiler
+native:
+	@$(NEED_COMPILER)
 	@$(MAKE) --silent -C native
 
-test-native: compiler
+test-native:
+	@$(NEED_COMPILER)
 	@$(MAKE) --silent -C native test
 
 lint: $(READY)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ruff
+	@$(PIP) ruff
 	@$(BIN)/ruff check .
 
 clean:
@@ -35,20 +47,11 @@ clean:
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
 
 $(READY): pyproject.toml setup.py constraints.txt
-	@$(MAKE) --silent python compiler
+	@$(NEED_PYTHON)
+	@$(NEED_COMPILER)
 	@echo "setting up .venv (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[mpi,test]"
+	@$(PIP) --editable ".[mpi,test]"
 	@touch $(READY)
 
-python:
-	@test -n "$(PYTHON)" || { echo "make: Python is missing; install Python 3.11 (Debian: apt install python3 python3-venv)" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "make: $$($(PYTHON) --version) is too old; install Python 3.11 or newer and run make PYTHON=/path/to/it" >&2; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
-		|| { echo "make: $(PYTHON) cannot make virtual environments; install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }
-
-compiler:
-	@test -n "$(CC_FOUND)" || { echo "make: the C compiler '$(CC)' is missing; install one (Debian: apt install gcc)" >&2; exit 1; }
-
-.PHONY: train test native test-native lint clean python compiler
+.PHONY: train test native test-native lint clean

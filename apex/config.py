@@ -148,8 +148,8 @@ def nearest(name: str, choices) -> str:
     """Return ``"; did you mean 'x'?"`` plus all choices: the tail of every refusal by name."""
     choices = sorted(map(str, choices))
     close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.4)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}(choices: {', '.join(choices)})"
+    listed = f"choices: {', '.join(choices)}"
+    return f"did you mean '{close[0]}'? ({listed})" if close else listed
 
 
 def fields(section: type) -> dict[str, dataclasses.Field]:

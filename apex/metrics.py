@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 
 import numpy as np
 
@@ -102,16 +103,15 @@ class Counters:
 class Hub:
     """The newest report of every rank, and the rows of the log made from them.
 
-    Time runs from construction. A resumed run passes the counters it starts from to
-    :meth:`update` and discards one :meth:`row`: rates then count from there.
+    Time runs from construction.
     """
 
     def __init__(self, num_actors: int, num_replay: int, clock=time.monotonic):
         counts = {"actor": num_actors, "replay": num_replay, "learner": 1, "evaluator": 1}
         self._reports = {role: np.tile(Counters(role).vector(), (n, 1)) for role, n in counts.items()}
-        self._previous = {role: reports.copy() for role, reports in self._reports.items()}
         self._clock = clock
-        self._started = self._row_at = clock()
+        self._started = clock()
+        self._bases = deque([(self._started, self._copy())], maxlen=2)  # time and reports of the last two rows
 
     def update(self, role: str, index: int, vector) -> None:
         """Take the report of rank ``index`` of a role: float64, padded at most to MAX_REPORT.
@@ -125,26 +125,34 @@ class Hub:
         if not report[0] < held[index, 0]:
             held[index] = report
 
-    def row(self) -> dict:
+    def row(self, last: bool = False) -> dict:
         """Return the next row: :data:`ROW_FIELDS` -> int, float, or None where not known.
 
-        Rates, waits (percent, 0 to 100) and train_return cover the time since the previous row.
+        Rates, waits (percent, 0 to 100) and train_return cover the time since the previous row; in the
+        ``last`` row since the one before, as it may come any moment after the previous.
         """
-        now = self._clock()
+        now, base = self._clock(), self._bases[0 if last else -1]
         values = {"wall_s": _real(now - self._started)}
         values |= {key: _whole(self._sum(*source)) for key, source in _WHOLE.items()}
         values |= {key: _real(self._sum(*source)) for key, source in _REAL.items()}
-        values |= self._since_previous(now - self._row_at) | self._ratios()
-        self._row_at = now
-        self._previous = {role: reports.copy() for role, reports in self._reports.items()}
+        values |= self._since(base[1], now - base[0]) | self._ratios()
+        self._bases.append((now, self._copy()))
         return {key: values[key] for key in ROW_FIELDS}
 
-    def _since_previous(self, elapsed_s: float) -> dict:
-        values = {key: _ratio(self._gain(*source).sum(), elapsed_s) for key, source in _RATES.items()}
+    def _copy(self) -> dict[str, np.ndarray]:
+        return {role: reports.copy() for role, reports in self._reports.items()}
+
+    def _since(self, base: dict[str, np.ndarray], elapsed_s: float) -> dict:
+        """Return what is measured over an interval that began with the reports ``base``."""
+
+        def gain(role: str, name: str) -> np.ndarray:
+            return _column(self._reports, role, name) - _column(base, role, name)
+
+        values = {key: _ratio(gain(*source).sum(), elapsed_s) for key, source in _RATES.items()}
         for role in ("learner", "actor"):
-            waited = self._gain(role, "wait_s")
+            waited = gain(role, "wait_s")
             values[f"{role}_wait_pct"] = _percent(waited.sum(), elapsed_s * len(waited))
-        values["train_return"] = _ratio(self._gain("actor", "return_sum").sum(), self._gain("actor", "episodes").sum())
+        values["train_return"] = _ratio(gain("actor", "return_sum").sum(), gain("actor", "episodes").sum())
         return values
 
     def _ratios(self) -> dict:
@@ -154,10 +162,6 @@ class Hub:
 
     def _sum(self, role: str, name: str) -> float:
         return float(_column(self._reports, role, name).sum())
-
-    def _gain(self, role: str, name: str) -> np.ndarray:
-        """Return float64[ranks of the role]: growth of a cumulative counter since the previous row."""
-        return _column(self._reports, role, name) - _column(self._previous, role, name)
 
 
 def _report(role: str, vector) -> np.ndarray:

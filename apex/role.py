@@ -15,10 +15,10 @@ class Role:
     ``wind_down`` (the same after the run has ended) and ``update_counters``.
     """
 
-    def __init__(self, role: str, port: Port, report_period_s: float):
+    def __init__(self, role: str, port: Port, log_period_s: float):
         self.counters = Counters(role)
         self.port = port
-        self._report_period_s = report_period_s / 2  # so that every row of the log sees a fresh report
+        self._report_period_s = min(log_period_s / 8, 1.0)  # so that every row of the log sees fresh reports
         self._next_report = 0.0
         self._finishing = False
 

@@ -70,7 +70,7 @@ def make(config: Config, ranks: int | None = None) -> Topology:
         ranks = config.replay.ranks + 2 + config.actor.count
     if ranks < least:
         raise ConfigError(
-            f"--ranks {ranks} is too small: one learner, {config.replay.ranks} replay, one evaluator "
+            f"{ranks} ranks are too few: one learner, {config.replay.ranks} replay, one evaluator "
             f"and at least one actor need {least}"
         )
     return Topology(ranks, config.replay.ranks)

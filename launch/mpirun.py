@@ -107,7 +107,8 @@ class _Job:
         self._forced = self._forced or (self._asked and number == signal.SIGINT)
         if not self._asked:
             self._asked = True
-            print(f"apex: {signal.Signals(number).name}: ending the run (press Ctrl-C again to force it)", file=sys.stderr, flush=True)
+            force = " (press Ctrl-C again to force it)" if number == signal.SIGINT else ""
+            print(f"apex: {signal.Signals(number).name}: ending the run{force}", file=sys.stderr, flush=True)
 
 
 def _session(leader: int) -> list[int]:
@@ -128,6 +129,7 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
         status = status or 1
     if status:
         write_error_result(folder, config, topology, preset, status)
+    view.conclude(folder)
     error = folder.error()
     if error is not None:
         sys.stdout.flush()

@@ -114,18 +114,24 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     from apex.schema import limits
     from apex.transport import mpi
     from apex.transport.drive import drive
+    from launch import view
     from launch.roles import build, limit_torch_threads, print_line
 
     role_name = topology.role(comm.rank)[0]
     if role_name != REPLAY:
         limit_torch_threads(threads(config, role_name))
     port = mpi.make_port(comm, topology, limits(config, spec))
-    show = None if RUN_FOLDER_VARIABLE in os.environ else print_line
+    speaks = role_name == LEARNER and RUN_FOLDER_VARIABLE not in os.environ  # there is no launcher to show the run
+    if speaks:
+        view.announce(config, topology, folder.path)
+    show = print_line if speaks else None
     role = build(config, spec, topology, comm.rank, port, folder, preset, show)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
     drive(role, topology.name(comm.rank), config.run.watchdog_s, drain_s, signals)
     role.close()
+    if speaks:
+        view.conclude(folder)
 
 
 def write_error_result(folder: RunFolder, config: Config, topology: Topology, preset: str, status: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 
 from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
 from apex.topology import Topology
-from launch import world
+from launch import view, world
 
 
 def train(config: Config, preset: str, ranks: int | None, arguments: list[str]) -> int:
@@ -42,8 +41,8 @@ def _train_under_mpirun(config: Config, topology: Topology, preset: str, argumen
     mpirun.find_mpirun()
     memory.check(config, preflight.check(config), topology)
     folder = RunFolder(start_folder(config, preset))
-    _announce(config, topology, folder)
-    return _sum_up(folder, mpirun.run(config, topology, folder, preset, arguments))
+    view.announce(config, topology, folder.path)
+    return mpirun.run(config, topology, folder, preset, arguments)
 
 
 def _train_here(config: Config, topology: Topology, preset: str) -> int:
@@ -54,31 +53,13 @@ def _train_here(config: Config, topology: Topology, preset: str) -> int:
     spec = preflight.check(config)
     memory.check(config, spec, topology)
     folder = RunFolder(start_folder(config, preset))
-    _announce(config, topology, folder)
+    view.announce(config, topology, folder.path)
     try:
         local.run(config, spec, topology, folder, preset, print_line)
     except Exception:
         folder.write_error(traceback.format_exc())
         write_error_result(folder, config, topology, preset, 1)
+        view.conclude(folder)
         raise
-    return _sum_up(folder, 0)
-
-
-def _announce(config: Config, topology: Topology, folder: RunFolder) -> None:
-    roles = f"1 learner, {topology.replay_ranks} replay, 1 evaluator, {topology.num_actors} actors"
-    where = f"{topology.size} ranks over {config.run.transport} ({roles})"
-    print(f"apex: {folder.path}: {config.env.id}, {where}, {time.strftime('%H:%M:%S')}", flush=True)
-
-
-def _sum_up(folder: RunFolder, status: int) -> int:
-    result = folder.result()
-    if result is not None and status == 0:
-        done = f"{result['wall_s']:.0f} s and {result['learner_steps']} learner steps"
-        print(f"apex: ended by {result['reason']} after {done}; {_evaluated(result)}; {folder.path}", flush=True)
-    return status
-
-
-def _evaluated(result: dict) -> str:
-    if result["eval_return"] is None:
-        return "no evaluation"
-    return f"greedy return {result['eval_return']:.1f} over {result['eval_episodes']} episodes"
+    view.conclude(folder)
+    return 0

@@ -6,7 +6,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from apex.config import Config
 from apex.run_folder import RunFolder, Tail
+from apex.topology import Topology
+
+
+def announce(config: Config, topology: Topology, path: Path) -> None:
+    """Say what is being started and where it is written."""
+    roles = f"1 learner, {topology.replay_ranks} replay, 1 evaluator, {topology.num_actors} actors"
+    print(f"apex: {path}: {config.env.id}, starting {topology.size} ranks over {config.run.transport} ({roles})", flush=True)
+
+
+def conclude(folder: RunFolder) -> None:
+    """Say how the run ended, from its result."""
+    result = folder.result()
+    done = f"{result['wall_s']:.0f} s and {result['learner_steps']} learner steps"
+    status = "" if result["status"] == 0 else f" with status {result['status']}"
+    print(f"apex: ended by {result['reason']}{status} after {done}; {_evaluated(result)}; {folder.path}", flush=True)
+
+
+def _evaluated(result: dict) -> str:
+    if result["eval_return"] is None:
+        return "no evaluation"
+    return f"last greedy return {result['eval_return']:.1f} over {result['eval_episodes']} episodes"
 
 
 def line(row: dict) -> str:

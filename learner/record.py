@@ -82,7 +82,7 @@ class Record:
 
     def close(self) -> None:
         """Write the last row of the log and the result."""
-        row = self.write_row()
+        row = self.write_row(last=True)
         self.scalars.close()
         result = make_result(
             self.reason, 0, row,
@@ -91,10 +91,10 @@ class Record:
         )  # fmt: skip
         self.folder.write_result(result)
 
-    def write_row(self) -> dict:
+    def write_row(self, last: bool = False) -> dict:
         """Write a row of the log to the run folder and the screen; return it."""
         self._next_row = time.monotonic() + self.config.run.log_period_s
-        row = self.hub.row()
+        row = self.hub.row(last)
         self.folder.append_row(row)
         self.scalars.write(row)
         self.show(row)

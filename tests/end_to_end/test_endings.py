@@ -185,7 +185,7 @@ class TestRefusals:
 
     def test_a_world_that_is_too_small_is_refused_in_one_line_even_if_the_first_rank_is_late(self, mpirun, directory, inject):
         ended = mpirun(3, [*TRAIN[1:], *settings(directory)], inject(0, late_s=1.0))
-        check_refused(ended, directory, "apex: --ranks 3 is too small")
+        check_refused(ended, directory, "apex: 3 ranks are too few")
 
 
 def check_refused(ended, directory, line: str) -> None:

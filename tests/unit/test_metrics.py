@@ -189,14 +189,17 @@ def test_a_row_is_strict_json_of_plain_numbers_even_when_the_loss_is_not_finite(
     assert row["loss"] is None and row["q_value"] is None and row["train_return"] is None
 
 
-def test_a_resumed_run_counts_rates_from_where_it_starts(clock):
+def test_the_last_row_measures_from_the_row_before_the_previous_one(clock):
     hub = Hub(1, 1, clock)
-    hub.update("learner", 0, report("learner", learner_steps=5000))
-    hub.row()
-    clock.now += 2
-    hub.update("learner", 0, report("learner", learner_steps=5020))
-    row = hub.row()
-    assert (row["learner_steps"], row["learner_steps_per_s"]) == (5020, 10.0)
+    for steps in (1000, 2000):
+        clock.now += 10
+        hub.update("learner", 0, report("learner", learner_steps=steps))
+        hub.row()
+    clock.now += 0.001
+    hub.update("learner", 0, report("learner", learner_steps=2010))
+    row = hub.row(last=True)
+    assert row["learner_steps"] == 2010
+    assert row["learner_steps_per_s"] == pytest.approx(1010 / 10.001)
 
 
 def test_every_metric_of_a_row_has_a_distinct_grouped_tag():

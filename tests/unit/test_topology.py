@@ -57,7 +57,7 @@ def test_too_few_ranks_are_refused_in_one_line_with_the_least_that_is_accepted(r
     for ranks in (least - 1, 1, 0, -5):
         with pytest.raises(ConfigError) as error:
             make(config(replay_ranks), ranks)
-        assert str(error.value).startswith(f"--ranks {ranks} is too small") and str(error.value).endswith(f"need {least}")
+        assert str(error.value).startswith(f"{ranks} ranks are too few") and str(error.value).endswith(f"need {least}")
         assert "\n" not in str(error.value)
 
 
