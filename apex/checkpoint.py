@@ -14,11 +14,14 @@ def save(path: Path, state: dict) -> None:
     """Write ``state`` (tensors, numbers, text, dictionaries) so that ``path`` is old or new, never torn."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".tmp")
-    with open(aside, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict:

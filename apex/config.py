@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import tomllib
 import typing
 from dataclasses import dataclass
@@ -50,14 +51,14 @@ class EnvConfig:
 
     family: str = option("gymnasium", "environment family: a module of apex/envs")
     id: str = option("CartPole-v1", "Gymnasium id, or for family atari the game's ROM name (pong)")
-    frame_skip: int = option(4, "emulator frames per agent step (atari)", "env frames", low=1)
-    frame_size: int = option(84, "height and width of a frame (atari)", "pixels", low=16)
-    stack: int = option(4, "frames in an observation (atari)", "frames", low=1)
+    frame_skip: int = option(4, "emulator frames per agent step (atari)", "env frames", low=1, high=1_000)
+    frame_size: int = option(84, "height and width of a frame (atari)", "pixels", low=16, high=1_024)
+    stack: int = option(4, "frames in an observation (atari)", "frames", low=1, high=64)
     sticky_actions: float = option(0.0, "probability that the last action is repeated (atari)", low=0.0, high=1.0)
-    noop_max: int = option(30, "most no-op actions after a reset (atari)", "actions", low=0)
+    noop_max: int = option(30, "most no-op actions after a reset (atari)", "actions", low=0, high=10_000)
     clip_rewards: bool = option(True, "train on sign-clipped rewards (atari); evaluation never does")
     episodic_life: bool = option(False, "train with a lost life as an episode's end (atari); evaluation never does")
-    max_episode_frames: int = option(108_000, "truncate an episode at this length (atari)", "env frames", low=1)
+    max_episode_frames: int = option(108_000, "truncate an episode at this length (atari)", "env frames", low=1, high=2_147_483_647)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class AlgorithmConfig:
 
     name: str = option("double_dqn", "algorithm: a module of apex/algorithms")
     network: str = option("mlp", "torso of the Q-network", choices=("mlp", "small_cnn", "nature_cnn"))
-    hidden: int = option(128, "width of the fully connected layers", "units", low=1)
+    hidden: int = option(128, "width of the fully connected layers", "units", low=1, high=65_536)
     dueling: bool = option(True, "separate value and advantage streams (Wang et al. 2016)")
     double: bool = option(True, "online network chooses, target network values (van Hasselt et al. 2016)")
     n_step: int = option(3, "rewards summed in one transition", "agent steps", low=1, high=64)
@@ -77,21 +78,21 @@ class AlgorithmConfig:
 class ActorConfig:
     """Actors: how many, what they explore with and how they ship transitions."""
 
-    count: int = option(1, "actors started when --ranks does not say", "ranks", low=1)
+    count: int = option(1, "actors started when --ranks does not say", "ranks", low=1, high=100_000)
     envs: int = option(16, "environments stepped together by one actor", "environments", low=1, high=1024)
     intake_batch: int = option(50, "transitions in one intake batch", "transitions", low=1, high=4096)
-    in_flight: int = option(4, "intake batches an actor may have on the wire to one replay rank", "batches", low=1)
+    in_flight: int = option(4, "intake batches an actor may have on the wire to one replay rank", "batches", low=1, high=4_096)
     epsilon_base: float = option(0.4, "epsilon_i = base^(1 + alpha i/(N-1)) over all N environments", low=0.0, high=1.0)
     epsilon_alpha: float = option(7.0, "exponent alpha of the epsilon ladder", low=0.0)
     refresh_period: int = option(100, "agent steps of each environment between two requests for weights", "agent steps", low=1)
-    threads: int = option(1, "torch threads of an actor or evaluator", "threads", low=1)
+    threads: int = option(1, "torch threads of an actor or evaluator", "threads", low=1, high=1_024)
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
     """Replay ranks: size, prioritisation and the rate limiter."""
 
-    ranks: int = option(1, "replay ranks", "ranks", low=1)
+    ranks: int = option(1, "replay ranks", "ranks", low=1, high=10_000)
     capacity: int = option(100_000, "transitions held by all replay ranks together", "transitions", low=1)
     index: str = option("binary", "priority index: a module of replay_rank/index (binary, numpy)")
     alpha: float = option(0.6, "mass = (priority + eps)^alpha; 0: uniform sampling", low=0.0, high=2.0)
@@ -105,11 +106,11 @@ class ReplayConfig:
 class LearnerConfig:
     """The learner: optimiser, target network, prefetching, publishing, checkpoints."""
 
-    batch_size: int = option(512, "transitions in one sample batch", "transitions", low=1)
+    batch_size: int = option(512, "transitions in one sample batch", "transitions", low=1, high=1_048_576)
     optimizer: str = option("adam", "optimiser", choices=("adam", "rmsprop"))
     learning_rate: float = option(1e-4, "step size", low=1e-12)
-    optimizer_eps: float = option(1.5e-4, "epsilon in the optimiser's denominator", low=0.0)
-    rmsprop_decay: float = option(0.95, "decay of centred RMSProp (rmsprop)", low=0.0, high=1.0)
+    optimizer_eps: float = option(1.5e-4, "epsilon in the optimiser's denominator", low=1e-12)
+    rmsprop_decay: float = option(0.95, "decay of centred RMSProp (rmsprop)", low=0.0, high=0.9999)
     max_grad_norm: float = option(10.0, "global gradient norm is clipped to this", low=1e-12)
     target_period: int = option(2_500, "learner steps between copies into the target network", "learner steps", low=1)
     beta: float = option(0.4, "exponent of the importance-sampling weights", low=0.0, high=1.0)
@@ -117,7 +118,7 @@ class LearnerConfig:
     prefetch: int = option(2, "sample batches in flight to the learner", "batches", low=1, high=64)
     publish_period: int = option(50, "learner steps between two publishes of the weights", "learner steps", low=1)
     checkpoint_period: int = option(10_000, "learner steps between two checkpoints", "learner steps", low=1)
-    threads: int = option(1, "torch threads of the learner", "threads", low=1)
+    threads: int = option(1, "torch threads of the learner", "threads", low=1, high=1_024)
     device: str = option("cpu", "where the learner computes: cpu or cuda")
 
 
@@ -125,10 +126,10 @@ class LearnerConfig:
 class EvaluatorConfig:
     """Greedy evaluation on fixed seeds, at full scores."""
 
-    episodes: int = option(20, "episodes in one evaluation, each on its own fixed seed", "episodes", low=1)
+    episodes: int = option(20, "episodes in one evaluation, each on its own fixed seed", "episodes", low=1, high=1_024)
     period: int = option(1_000, "learner steps between the weights of two evaluations", "learner steps", low=1)
     epsilon: float = option(0.0, "share of random actions in evaluation", low=0.0, high=1.0)
-    seed: int = option(1_000_003, "seed of the first evaluation episode; the same in every run", low=0)
+    seed: int = option(1_000_003, "seed of the first evaluation episode; the same in every run", low=0, high=2_147_000_000)
 
 
 @dataclass(frozen=True)
@@ -235,12 +236,12 @@ def toml_value(value) -> str:
 
 def _read_preset(preset: str) -> dict:
     path = Path(preset) if preset.endswith(".toml") else PRESET_DIR / f"{preset}.toml"
-    if not path.is_file():
-        raise ConfigError(f"unknown preset '{preset}'; {nearest(preset, presets())}")
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name no file can have
+        raise ConfigError(f"unknown preset '{preset[:80]}'; {nearest(preset, presets())}")
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"preset '{preset}' is not valid TOML: {error}") from None
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:  # TOML's and UTF-8's errors are ValueErrors
+        raise ConfigError(f"preset '{preset}' is not valid TOML: {str(error).splitlines()[0]}") from None
 
 
 def _parse_override(text: str) -> dict:
@@ -265,18 +266,34 @@ def _checked(source: str, section: str, name: str, value):
     meta = fields(cls)[name].metadata
     if meta["choices"] and value not in meta["choices"]:
         raise ConfigError(f"{where} = {value!r} is not a choice; {nearest(value, meta['choices'])}")
+    if kind is str and not _is_plain(value):
+        raise ConfigError(f"{where} = {value!r} holds characters that no name or path can have")
     if kind in (int, float):
         _check_range(where, value, meta["low"], meta["high"], meta["unit"])
     return value
 
 
+def _shown(value) -> str:
+    """Return a refused value as it was given, but not a page of it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def _is_plain(text: str) -> bool:
+    """Whether ``text`` can be written as UTF-8 and passed to the system."""
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+
+
 def _convert(where: str, value, kind: type):
     if isinstance(value, _Raw):
         value = _from_text(where, str(value), kind)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**1000:  # beyond, float() overflows
         value = float(value)
     if type(value) is not kind:
-        raise ConfigError(f"{where} = {value!r} must be {_KIND_WORDS[kind]}")
+        raise ConfigError(f"{where} = {_shown(value)} must be {_KIND_WORDS[kind]}")
     return value
 
 
@@ -295,7 +312,7 @@ def _from_text(where: str, text: str, kind: type):
             return float(text)
     except ValueError:
         pass
-    raise ConfigError(f"{where} = {text!r} must be {_KIND_WORDS[kind]}")
+    raise ConfigError(f"{where} = {_shown(text)} must be {_KIND_WORDS[kind]}")
 
 
 def _check_range(where: str, value, low, high, unit: str) -> None:
@@ -303,6 +320,7 @@ def _check_range(where: str, value, low, high, unit: str) -> None:
         raise ConfigError(f"{where} = {value} must be finite")
     if low is not None and value < low:
         raise ConfigError(f"{where} = {value} is too small; the least is {low} {unit}".rstrip())
+    high = 2**62 if high is None and type(value) is int else high
     if high is not None and value > high:
         raise ConfigError(f"{where} = {value} is too large; the most is {high} {unit}".rstrip())
 

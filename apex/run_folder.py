@@ -84,7 +84,8 @@ def resolve(run: str, directory="runs") -> Path:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / part).exists() for part in ("config.toml", "metrics.jsonl", "checkpoints"))
+    # os.path.exists, unlike Path.exists, is False for a name that no file can have.
+    return any(os.path.exists(folder / part) for part in ("config.toml", "metrics.jsonl", "checkpoints"))
 
 
 class RunFolder:
@@ -208,7 +209,7 @@ def _parse(line: bytes) -> dict | None:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
 
@@ -220,10 +221,14 @@ def _temporary_name(path: Path) -> Path:
 
 def _write_temporary(path: Path, text: str) -> Path:
     temporary = _temporary_name(path)
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return temporary
 
 

@@ -22,6 +22,9 @@ def main(argv: list[str] | None = None) -> int:
         return options.run_command(options, arguments)
     except ConfigError as error:
         return _refuse(error)
+    except KeyboardInterrupt:  # before there was a run to end
+        print("apex: interrupted", file=sys.stderr, flush=True)
+        return 130
 
 
 def _refuse(error: ConfigError) -> int:
@@ -30,7 +33,10 @@ def _refuse(error: ConfigError) -> int:
     mpirun ends all ranks as soon as one exits, so the others wait for the first, which tells; only a
     rank that is refused alone comes to speak.
     """
-    told = world.from_environment()
+    try:
+        told = world.from_environment()
+    except ConfigError:
+        told = None
     if told is not None and told[0] != 0:
         time.sleep(_FIRST_RANK_TELLS_S)
     print(f"apex: {error}", file=sys.stderr, flush=True)
@@ -76,7 +82,7 @@ def _add_playback(commands) -> None:
         parser.add_argument("run", help="a folder, a name in runs/, or latest")
         parser.add_argument("--checkpoint", choices=("best", "latest"), help="which weights (default: best; latest if there is none)")
         parser.add_argument("--seed", type=_natural, help="seed of the first episode (default: the run's evaluator.seed)")
-    evaluate.add_argument("--episodes", type=_positive, help="episodes (default: the run's evaluator.episodes)")
+    evaluate.add_argument("--episodes", type=_positive, metavar="N", help="episodes (default: the run's evaluator.episodes)")
     evaluate.set_defaults(run_command=_evaluate)
     play.add_argument("--gif", required=True, type=Path, metavar="FILE", help="file to write")
     play.add_argument("--frames", type=_positive, default=1000, help="most frames to film (default: 1000)")
@@ -91,14 +97,14 @@ def _add_plot(commands) -> None:
 
 
 def _natural(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, 0 or more")
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, from 0 to 999999999")
     return int(text)
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, 1 or more")
+    if not text.isdecimal() or len(text) > 6 or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, from 1 to 999999")
     return int(text)
 
 

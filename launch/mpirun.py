@@ -14,10 +14,10 @@ from pathlib import Path
 from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
 from apex.topology import Topology
+from apex.transport.drive import STOP_SIGNALS
 from launch import view
 from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 _MPIRUN_ENDS_S = 5.0  # mpirun kills its ranks within a second of SIGTERM
 ENVIRONMENT = {
@@ -42,7 +42,8 @@ ENVIRONMENT = {
 
 def run(config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str]) -> int:
     """Run ``apex ARGUMENTS`` as ``topology.size`` ranks; return the exit status when all have ended."""
-    command = [find_mpirun(), "-n", str(topology.size), sys.executable, "-m", "launch.main", *arguments]
+    # -P: a file of the user's in this folder must not take the place of a module.
+    command = [find_mpirun(), "-n", str(topology.size), sys.executable, "-P", "-m", "launch.main", *arguments]
     process = subprocess.Popen(
         command, env=_environment(folder), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
     )
@@ -81,8 +82,9 @@ class _Job:
     def __init__(self, process: subprocess.Popen, folder: RunFolder):
         self.process, self.folder = process, folder
         self._asked = self._passed_on = self._forced = False
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+                signal.signal(number, self._on_signal)
 
     def is_running(self) -> bool:
         """Return whether to go on waiting; passes on the signal that has arrived since the last call."""

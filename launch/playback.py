@@ -95,6 +95,8 @@ def play(run: str, which: str | None, gif: Path, seed: int | None, max_frames: i
 def _check_gif(gif: Path) -> None:
     if gif.suffix.lower() != ".gif":
         raise ConfigError(f"--gif {gif}: the file name must end in .gif")
+    if gif.is_dir():
+        raise ConfigError(f"--gif {gif} is a folder; name a file")
     if not gif.resolve().parent.is_dir():
         raise ConfigError(f"--gif {gif}: there is no folder {gif.resolve().parent}")
 

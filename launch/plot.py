@@ -19,8 +19,12 @@ def learning_curve(runs: list[Path], out: Path) -> Path:
     the target of runs that stop at one. Raises :class:`ConfigError` if no run has a row.
     """
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _figure([Path(run) for run in runs]).savefig(out, format="png", dpi=150)
+    figure = _figure([Path(run) for run in runs])
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, format="png", dpi=150)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     return out
 
 
@@ -30,7 +34,7 @@ def _figure(runs: list[Path]):
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    logs = [RunFolder(run).rows() for run in runs]
+    logs = [[row for row in RunFolder(run).rows() if "wall_s" in row] for run in runs]
     if not any(logs):
         raise ConfigError(f"nothing to plot yet: no rows in {', '.join(map(str, runs)) or 'no runs'}")
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -88,7 +92,10 @@ def _targets(runs: list[Path]) -> list[float]:
 
 def _run_section(path: Path) -> dict:
     """Return the [run] section of a run's configuration; empty if it was not kept with the log."""
-    return tomllib.loads(path.read_text()).get("run", {}) if path.is_file() else {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")).get("run", {})
+    except (OSError, ValueError):
+        return {}
 
 
 def _legend(figure, names: list[str], has_target: bool) -> None:

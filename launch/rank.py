@@ -63,10 +63,10 @@ class _Failure:
     def _report(self, error: BaseException) -> None:
         """Leave the traceback and the result where the launcher, or the user, finds them."""
         text = f"{self.topology.name(self.comm.rank)} failed:\n{''.join(traceback.format_exception(error))}"
-        if self.folder is None or RUN_FOLDER_VARIABLE not in os.environ:
+        written = self.folder is not None and leave_error(self.folder, text)
+        if not written or RUN_FOLDER_VARIABLE not in os.environ:
             print(text, file=sys.stderr, flush=True)
         if self.folder is not None:
-            self.folder.write_error(text)
             write_error_result(self.folder, self.config, self.topology, self.preset, 1)
 
 
@@ -134,6 +134,15 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
         view.conclude(folder)
 
 
+def leave_error(folder: RunFolder, text: str) -> bool:
+    """Write the traceback that ends the run; return whether the disk took it."""
+    try:
+        folder.write_error(text)
+        return True
+    except OSError:
+        return False
+
+
 def write_error_result(folder: RunFolder, config: Config, topology: Topology, preset: str, status: int) -> None:
     """Write the result of a run that failed, from its last row of the log, in place of one that says it did not."""
     row = (folder.rows() or [None])[-1]
@@ -144,4 +153,7 @@ def write_error_result(folder: RunFolder, config: Config, topology: Topology, pr
         ranks=topology.size, transport=config.run.transport, preset=preset, seed=config.run.seed,
     )  # fmt: skip
     earlier = folder.result()
-    folder.write_result(result, replace=earlier is not None and earlier["status"] == 0)
+    try:
+        folder.write_result(result, replace=earlier is not None and earlier["status"] == 0)
+    except OSError as error:
+        print(f"apex: {folder.path}/result.json cannot be written: {error.strerror}", file=sys.stderr, flush=True)

@@ -47,7 +47,7 @@ def _train_under_mpirun(config: Config, topology: Topology, preset: str, argumen
 
 def _train_here(config: Config, topology: Topology, preset: str) -> int:
     from launch import local, memory, preflight
-    from launch.rank import start_folder, write_error_result
+    from launch.rank import leave_error, start_folder, write_error_result
     from launch.roles import print_line
 
     spec = preflight.check(config)
@@ -57,7 +57,7 @@ def _train_here(config: Config, topology: Topology, preset: str) -> int:
     try:
         local.run(config, spec, topology, folder, preset, print_line)
     except Exception:
-        folder.write_error(traceback.format_exc())
+        leave_error(folder, traceback.format_exc())
         write_error_result(folder, config, topology, preset, 1)
         view.conclude(folder)
         raise

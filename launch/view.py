@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,9 @@ def announce(config: Config, topology: Topology, path: Path) -> None:
 def conclude(folder: RunFolder) -> None:
     """Say how the run ended, from its result."""
     result = folder.result()
+    if result is None:
+        print(f"apex: ended without a result; {folder.path}", flush=True)
+        return
     done = f"{result['wall_s']:.0f} s and {result['learner_steps']} learner steps"
     status = "" if result["status"] == 0 else f" with status {result['status']}"
     print(f"apex: ended by {result['reason']}{status} after {done}; {_evaluated(result)}; {folder.path}", flush=True)
@@ -66,9 +71,7 @@ def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=
     On a terminal this is one live table; anywhere else, one :func:`line` for each row. Looks at
     the log every ``period_s`` seconds.
     """
-    from rich.console import Console
-
-    console = console or Console()
+    console = console or _console()
     batches = _batches(Tail(RunFolder(folder_path).metrics_path), is_alive, period_s)
     if console.is_terminal:
         _show_live(batches, title, console)
@@ -76,6 +79,17 @@ def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=
         for rows in batches:
             for row in rows:
                 console.print(line(row), soft_wrap=True, markup=False, highlight=False)
+
+
+def _console():
+    """Return a console that goes on in silence when its reader has gone (``apex train ... | head``)."""
+    from rich.console import Console
+
+    class UnreadConsole(Console):
+        def on_broken_pipe(self) -> None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return UnreadConsole()
 
 
 def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float):

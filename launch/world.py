@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from apex.config import Config
+from apex.config import Config, ConfigError
 from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
 
 # (rank, size) as set by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
@@ -13,11 +13,17 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def from_environment() -> tuple[int, int] | None:
-    """Return ``(rank, size)`` of the MPI world this process is told it belongs to, or None."""
-    for rank, size in _VARIABLES:
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size])
-    return None
+    """Return ``(rank, size)`` of the MPI world this process is told it belongs to, or None.
+
+    Raises :class:`ConfigError` where the variables make no sense.
+    """
+    names = next((pair for pair in _VARIABLES if all(name in os.environ for name in pair)), None)
+    if names is None:
+        return None
+    rank, size = (os.environ[name] for name in names)
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise ConfigError(f"{names[0]}={rank} and {names[1]}={size} name no rank of an MPI world; unset them to start on your own")
+    return int(rank), int(size)
 
 
 def threads(config: Config, role: str) -> int:

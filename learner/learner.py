@@ -85,9 +85,14 @@ class Learner(Role):
         if learner_steps % self.config.learner.publish_period == 0:
             self._publish()
         if learner_steps % self.config.learner.checkpoint_period == 0:
-            self.record.save_checkpoint(self.train.state())
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        self.train.check_finite()
+        self.record.save_checkpoint(self.train.state())
 
     def _publish(self) -> None:
+        self.train.check_finite()
         self._param_version += 1
         self._weight_views["header"][:] = self._param_version, self.train.learner_steps
         weights.flatten(self.train.online, self._weight_views["vector"])
@@ -109,8 +114,7 @@ class Learner(Role):
         self._hear_reports()
         if self.record.reason_to_end(self.train.learner_steps, self.port.stop_requested) is not None:
             self.port.stop()
-            # Now, since a rank that does not answer can keep the run from ending in order.
-            self.record.save_checkpoint(self.train.state())
+            self._save_checkpoint()  # now, since a rank that does not answer can keep the run from ending in order
 
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()

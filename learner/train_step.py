@@ -56,6 +56,12 @@ class TrainStep:
         priority = error.detach().abs().cpu().numpy()
         return StepResult(priority, loss.item(), float(priority.mean()), q_taken.mean().item(), grad_norm)
 
+    def check_finite(self) -> None:
+        """Raise FloatingPointError where a parameter is NaN or infinite: such weights are neither sent nor kept."""
+        for name, parameter in self.online.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise FloatingPointError(f"after learner step {self.learner_steps} the parameter '{name}' is not finite")
+
     def state(self) -> dict:
         """Return networks, optimiser and step count for a checkpoint."""
         return {

@@ -82,7 +82,7 @@ def _check_id(name: str) -> None:
 def _import(name: str, module: str) -> None:
     try:
         importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:  # not there, or no module's name
         raise ConfigError(f"env.id = '{name}': {_one_line(error)}") from error
 
 

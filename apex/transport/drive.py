@@ -39,13 +39,17 @@ class Wait:
         return time.perf_counter() - start
 
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
 class StopSignals:
-    """SIGINT, SIGTERM and SIGUSR1 ask for an orderly end; ``caught`` tells whether one came."""
+    """SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly end; ``caught`` tells whether one came."""
 
     def __init__(self):
         self.caught: str | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._note)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+                signal.signal(number, self._note)
 
     def _note(self, number, frame) -> None:
         self.caught = signal.Signals(number).name

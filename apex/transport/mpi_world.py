@@ -16,8 +16,8 @@ def world(expected_size: int) -> MPI.Comm:
     if comm.size != expected_size:
         library = MPI.Get_library_version().split(",")[0].strip("\0")
         raise ConfigError(
-            f"mpirun started {expected_size} processes, but {library} sees a world of {comm.size}: "
-            "mpirun and the MPI library of mpi4py belong to different MPIs"
+            f"this process is told that it is one of {expected_size} ranks, but {library} sees a world of {comm.size}: "
+            "mpirun and the MPI library of mpi4py belong to different MPIs, or the variables of an earlier MPI job are still set"
         )
     return comm
 

@@ -57,7 +57,7 @@ def test_plot_draws_a_picture(run, tmp_path):
     "arguments, complaint",
     [
         (["eval", "no-such-run"], "no run 'no-such-run'"),
-        (["eval", "{run}", "--episodes", "0"], "whole number, 1 or more"),
+        (["eval", "{run}", "--episodes", "0"], "whole number, from 1"),
         (["eval", "{run}", "--checkpoint", "newest"], "invalid choice: 'newest'"),
         (["play", "{run}", "--gif", "film.mp4"], "must end in .gif"),
         (["play", "{run}", "--gif", "no/such/folder/film.gif"], "there is no folder"),

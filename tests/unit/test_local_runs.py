@@ -262,7 +262,7 @@ def test_the_command_trains_and_sums_up(tmp_path, capfd):
     "more, expected",
     [
         (["--set", "run.sed=1"], "did you mean 'seed'?"),
-        (["--ranks", "3"], "--ranks 3 is too small"),
+        (["--ranks", "3"], "3 ranks are too few"),
         (["--set", "env.id=CartPol-v1"], "did you mean 'CartPole-v1'?"),
         (["--set", "replay.capacity=100000000000"], "the largest that fits is"),
         (["--sed", "1"], "--sed"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apex.algorithms.networks import make
-from apex.config import AlgorithmConfig, from_tables
+from apex.config import AlgorithmConfig, from_tables, load
 from apex.schema import EnvSpec, aligned_bytes, sample_layout
 from learner.train_step import TrainStep
 
@@ -299,3 +299,13 @@ def test_the_state_holds_both_networks_the_optimiser_and_the_step_count():
     assert torch.equal(state["target"]["torso.1.weight"], step.target.torso[1].weight)
     assert torch.equal(state["online"]["torso.1.weight"], step.online.torso[1].weight)
     assert len(state["optimizer"]["state"]) == len(list(step.online.parameters()))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_neither_published_nor_kept(bad):
+    step = TrainStep(load("cartpole"), EnvSpec((4,), "float32", 1, 2))
+    step.check_finite()
+    with torch.no_grad():
+        next(step.online.parameters()).view(-1)[0] = bad
+    with pytest.raises(FloatingPointError, match="not finite"):
+        step.check_finite()
