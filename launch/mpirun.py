@@ -14,7 +14,7 @@ from pathlib import Path
 from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
 from apex.topology import Topology
-from apex.transport.drive import STOP_SIGNALS
+from apex.transport.drive import on_stop_signals
 from launch import view
 from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
 
@@ -82,9 +82,7 @@ class _Job:
     def __init__(self, process: subprocess.Popen, folder: RunFolder):
         self.process, self.folder = process, folder
         self._asked = self._passed_on = self._forced = False
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
-                signal.signal(number, self._on_signal)
+        on_stop_signals(self._on_signal)
 
     def is_running(self) -> bool:
         """Return whether to go on waiting; passes on the signal that has arrived since the last call."""

@@ -39,7 +39,14 @@ class Wait:
         return time.perf_counter() - start
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+def on_stop_signals(handler) -> None:
+    """Have ``handler(number, frame)`` called for every signal that asks for the end; nohup's wish is respected."""
+    for number in _STOP_SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 class StopSignals:
@@ -47,9 +54,7 @@ class StopSignals:
 
     def __init__(self):
         self.caught: str | None = None
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
-                signal.signal(number, self._note)
+        on_stop_signals(self._note)
 
     def _note(self, number, frame) -> None:
         self.caught = signal.Signals(number).name

@@ -117,7 +117,7 @@ def check_orderly(directory, ended, reason: str) -> dict:
 
 
 class TestSignals:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda number: number.name)
     def test_a_signal_to_the_launcher_ends_the_run_in_order(self, start, directory, number):
         job = start([*TRAIN, *settings(directory)])
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
