@@ -11,7 +11,7 @@ from torch import nn
 
 from apex import checkpoint, weights
 from apex.config import Config
-from apex.metrics import REPORT_FIELDS, Hub
+from apex.metrics import Counters, Hub
 from apex.ports import Report
 from apex.run_folder import RunFolder, make_result
 from apex.schema import weight_header, weight_layout
@@ -37,7 +37,7 @@ class Record:
         self.hub.update(*report)
         if report.role != EVALUATOR or self.reason is not None:  # what ended the run is what the result tells
             return None
-        values = dict(zip(REPORT_FIELDS[EVALUATOR], report.vector))
+        values = Counters.from_vector(EVALUATOR, report.vector)
         if values["evaluations"] <= self._evaluations:
             return None
         self._evaluations = values["evaluations"]
