@@ -12,10 +12,12 @@ import pkgutil
 import numpy as np
 
 from apex.config import nearest
+from replay_rank.strata import Strata
 
 SLOT_DTYPE = np.dtype(np.int64)
 MASS_DTYPE = np.dtype(np.float64)
 MAX_CAPACITY = 2**40
+_ON_DEVICES = "torch and rank_torch live on any device of torch"
 
 
 class PriorityIndex(abc.ABC):
@@ -33,18 +35,37 @@ class PriorityIndex(abc.ABC):
     new one filled with the same masses. They must stay below the largest float64.
 
     Attributes:
+        name: what `make_index` knows the implementation by.
+        rule: "proportional", P(i) = mass_i / total; or "rank": `set` takes priorities in place of
+            masses, and the mass of the item of rank r (1: the largest priority; of equal ones the
+            lower slot comes first) is r^-alpha (Schaul et al. 2016, section 3.3).
+        leaf_dtype: what a leaf is stored as; a mass is rounded to it, but never to zero.
         capacity: number of slots, 1 to MAX_CAPACITY.
-        backend: the name that `make_index` knows the implementation by.
+        backend: what runs the calls, in words: the instruction set or the device.
+        nbytes: memory the index holds, in bytes.
     """
 
+    name: str
+    rule = "proportional"
+    leaf_dtype = MASS_DTYPE
+    on_any_device = False  # whether `device` may be other than "cpu"
     capacity: int
     backend: str
+    nbytes: int
 
-    def __init__(self, capacity: int):
-        """All slots empty. Raises ValueError on a bad capacity, MemoryError without memory."""
+    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu"):
+        """All slots empty; `alpha` is for rule "rank", `device` for an index of torch.
+
+        Raises ValueError on a bad capacity, alpha or device, MemoryError without memory.
+        """
         self.capacity = operator.index(capacity)
         if not 1 <= self.capacity <= MAX_CAPACITY:
             raise ValueError(f"capacity must be from 1 to {MAX_CAPACITY}, got {capacity}")
+        if not 0.0 <= alpha < float("inf"):
+            raise ValueError(f"alpha must be finite and >= 0, got {alpha}")
+        if device != "cpu" and not self.on_any_device:
+            raise ValueError(f"the priority index {self.name!r} lives on the cpu, got device {device!r}; {_ON_DEVICES}")
+        self.alpha, self.device = alpha, device
 
     @property
     @abc.abstractmethod
@@ -57,12 +78,23 @@ class PriorityIndex(abc.ABC):
         """The smallest mass above zero; inf when the index is empty."""
 
     @abc.abstractmethod
-    def set(self, slots: np.ndarray, mass: np.ndarray) -> None:
+    def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
         """Give slots (int64[k]) their mass (float64[k]); of duplicate slots the last row wins.
 
-        A mass of 0 empties the slot, and -0.0 is stored as 0.0.
-        Raises ValueError for a slot out of range or a mass that is NaN, infinite or negative.
+        A mass of 0 empties the slot, and -0.0 is stored as 0.0. Returns the new total and minimum.
+        Raises ValueError for a slot out of range or a mass that is NaN, infinite or negative (or
+        above the largest finite leaf).
         """
+
+    def set_range(self, first: int, mass: np.ndarray) -> tuple[float, float]:
+        """Give the k slots from `first` on, wrapping around at the capacity, their mass (float64[k]).
+
+        Returns the new total and minimum. Raises ValueError as `set` does, when `first` is out of
+        range, or when k > capacity.
+        """
+        mass = as_floats(mass, "mass")
+        check_range(self, first, mass.size)
+        return self.set((first + np.arange(mass.size)) % self.capacity, mass)
 
     @abc.abstractmethod
     def get(self, slots: np.ndarray) -> np.ndarray:
@@ -77,21 +109,48 @@ class PriorityIndex(abc.ABC):
         Raises ValueError when a target is NaN or negative, or when k > 0 and the index is empty.
         """
 
+    def draw(self, strata: Strata, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The slots (int64[k]) that `strata.targets(k, total)` fall on, their mass and probability.
+
+        Mass and probability = mass / total are float64[k]. Raises ValueError when k < 0, or when
+        k > 0 and the index is empty; then `strata` has not moved.
+        """
+        check_draw(self, k)
+        total = self.total
+        slots, mass = self.find_prefix(strata.targets(k, total))
+        return slots, mass, mass / total
+
+    def save(self) -> np.ndarray:
+        """What `set` gave every slot, float64[capacity]: what a checkpoint keeps."""
+        return self.get(np.arange(self.capacity))
+
+    def load(self, mass: np.ndarray) -> tuple[float, float]:
+        """Give all slots their mass (float64[capacity]); the inverse of `save`. Errors as in `set`."""
+        mass = as_floats(mass, "mass")
+        if mass.size != self.capacity:
+            raise ValueError(f"load needs a mass for each of {self.capacity} slots, got {mass.size}")
+        return self.set_range(0, mass)
+
     @abc.abstractmethod
     def check(self) -> None:
         """Verify every node of the structure; AssertionError names a bad one."""
 
 
-def make_index(name: str, capacity: int) -> PriorityIndex:
-    """A new, empty index of the implementation called `name`.
+def make_index(name: str, capacity: int, **options) -> PriorityIndex:
+    """A new, empty index of the implementation called `name`; options as in `PriorityIndex()`.
 
-    Raises ValueError for an unknown name or a bad capacity, ImportError when the implementation is
-    not built, MemoryError without memory.
+    Raises ValueError for an unknown name or a bad capacity or option, ImportError when the
+    implementation is not built, MemoryError without memory.
     """
+    return index_class(name)(capacity, **options)
+
+
+def index_class(name: str) -> type[PriorityIndex]:
+    """The implementation called `name`. Raises ValueError and ImportError as `make_index` does."""
     known = [module.name for module in pkgutil.iter_modules(__path__)]
     if name not in known:
         raise ValueError(f"no priority index is called {name!r}; {nearest(name, known)}")
-    return importlib.import_module(f"{__name__}.{name}").Index(capacity)
+    return importlib.import_module(f"{__name__}.{name}").Index
 
 
 def as_slots(slots) -> np.ndarray:
@@ -118,11 +177,28 @@ def as_update(slots, mass) -> tuple[np.ndarray, np.ndarray]:
     return slots, mass
 
 
+def check_range(index: PriorityIndex, first: int, k: int) -> None:
+    """Raise ValueError unless k slots from `first` on are slots of `index`, none of them twice."""
+    if not 0 <= operator.index(first) < index.capacity:
+        raise ValueError(f"first slot {first} is out of range; it must be >= 0 and < {index.capacity}")
+    if k > index.capacity:
+        raise ValueError(f"{k} masses are too many for {index.capacity} slots")
+
+
+def check_draw(index: PriorityIndex, k: int) -> None:
+    """Raise ValueError unless `index` can give k draws."""
+    if k < 0:
+        raise ValueError(f"the number of draws must be >= 0, got {k}")
+    if k > 0 and index.total == 0.0:
+        raise bad_target(index, (), 0)
+
+
 def bad_update(index: PriorityIndex, slots, mass, row: int) -> ValueError:
     """The error for `row` of an update that `index` must refuse."""
     if not 0 <= slots[row] < index.capacity:
         return bad_slot(index, slots, row)
-    return ValueError(f"row {row}: mass {mass[row]} for slot {slots[row]} is refused; a mass must be finite and >= 0")
+    limit = "" if index.leaf_dtype == MASS_DTYPE else f" and <= {np.finfo(index.leaf_dtype).max:.9g}"
+    return ValueError(f"row {row}: mass {mass[row]} for slot {slots[row]} is refused; a mass must be finite and >= 0{limit}")
 
 
 def bad_slot(index: PriorityIndex, slots, row: int) -> ValueError:

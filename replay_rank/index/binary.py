@@ -29,14 +29,15 @@ def _address(array: np.ndarray) -> int:
 class NativeTree(PriorityIndex):
     """A binary sum and minimum tree in C; k rows cost O(k log capacity)."""
 
-    backend = "binary"
+    name, backend = "binary", "cpu"
 
-    def __init__(self, capacity: int):
-        super().__init__(capacity)
+    def __init__(self, capacity: int, **options):
+        super().__init__(capacity, **options)
         self._lib = native.library()
         self._tree = self._lib.segment_tree_create(self.capacity)
         if self._tree is None:
             raise MemoryError(f"no memory for a priority index of capacity {self.capacity}")
+        self.nbytes = 32 << (self.capacity - 1).bit_length()
         # Not at exit: code that runs late may still use the tree, and the process frees it anyway.
         weakref.finalize(self, self._lib.segment_tree_destroy, self._tree).atexit = False
 
@@ -51,14 +52,15 @@ class NativeTree(PriorityIndex):
     def minimum(self) -> float:
         return self._lib.segment_tree_minimum(self._tree)
 
-    def set(self, slots: np.ndarray, mass: np.ndarray) -> None:
+    def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
         slots, mass = as_update(slots, mass)
         k = slots.size
         if k == 0:
-            return
+            return self.total, self.minimum
         row = self._lib.segment_tree_set(self._tree, _address(slots), _address(mass), k)
         if row != _DONE:
             raise bad_update(self, slots, mass, row)
+        return self.total, self.minimum
 
     def get(self, slots: np.ndarray) -> np.ndarray:
         slots = as_slots(slots)

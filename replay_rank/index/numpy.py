@@ -22,15 +22,16 @@ class NumpyTree(PriorityIndex):
     width + i, where width is the smallest power of two >= capacity. Node 0 is not used.
     """
 
-    backend = "numpy"
+    name = backend = "numpy"
 
-    def __init__(self, capacity: int):
-        super().__init__(capacity)
+    def __init__(self, capacity: int, **options):
+        super().__init__(capacity, **options)
         self._depth = (self.capacity - 1).bit_length()
         self._width = 1 << self._depth
         self._sum = np.zeros(2 * self._width, MASS_DTYPE)
         # An empty leaf is no candidate for the minimum, hence infinity.
         self._min = np.full(2 * self._width, np.inf, MASS_DTYPE)
+        self.nbytes = self._sum.nbytes + self._min.nbytes
 
     @property
     def total(self) -> float:
@@ -40,7 +41,7 @@ class NumpyTree(PriorityIndex):
     def minimum(self) -> float:
         return float(self._min[1])
 
-    def set(self, slots: np.ndarray, mass: np.ndarray) -> None:
+    def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
         slots, mass = as_update(slots, mass)
         bad = self._outside(slots) | ~((mass >= 0.0) & (mass < np.inf))
         if bad.any():
@@ -54,6 +55,7 @@ class NumpyTree(PriorityIndex):
         for _ in range(self._depth):
             nodes = np.unique(nodes // 2)
             self._sum[nodes], self._min[nodes] = self._from_children(nodes)
+        return self.total, self.minimum
 
     def get(self, slots: np.ndarray) -> np.ndarray:
         slots = as_slots(slots)

@@ -53,7 +53,7 @@ def assert_same_finds(one, other, targets):
 @pytest.mark.parametrize("name", ["binary", "numpy"])
 def test_an_index_carries_its_name_and_capacity(name):
     index = make_index(name, 5)
-    assert (index.backend, index.capacity) == (name, 5)
+    assert (index.name, index.capacity) == (name, 5)
 
 
 @pytest.mark.parametrize("wrong, nearest", [("binry", "binary"), ("nunpy", "numpy")])

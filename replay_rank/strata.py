@@ -1,0 +1,36 @@
+"""Stratified targets of a draw, and the random stream that they come from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+STATE_DTYPE = np.dtype(np.uint64)
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_ODD = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+
+
+class Strata:
+    """One uniform draw from each of k equal slices of the total mass (Schaul et al. 2016, appendix B.2.1).
+
+    The stream is SplitMix64 (Steele et al. 2014): the n-th number is a hash of ``seed + n * gamma``, so
+    one 64-bit number is its whole state, and any build of any index sees the same targets.
+
+    Attributes:
+        state: uint64[1], advanced by k with every draw of k; save and restore it to repeat a run.
+    """
+
+    def __init__(self, seed: int):
+        self.state = np.array([seed], STATE_DTYPE)
+
+    def uniforms(self, k: int) -> np.ndarray:
+        """Return the next k numbers, float64[k] in [0, 1), multiples of 2^-52."""
+        bits = self.state + _GAMMA * np.arange(1, k + 1, dtype=STATE_DTYPE)
+        self.state += _GAMMA * np.uint64(k)
+        for shift, factor in _ODD:
+            bits = (bits ^ (bits >> shift)) * factor
+        bits ^= bits >> np.uint64(31)
+        return (bits >> np.uint64(12)) * 2.0**-52
+
+    def targets(self, k: int, total: float) -> np.ndarray:
+        """Return the next k targets, float64[k]: ``(i + u_i) * (total / k)``, one in each slice, ascending."""
+        return (np.arange(k) + self.uniforms(k)) * (total / max(k, 1))
