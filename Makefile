@@ -32,7 +32,8 @@ test: $(READY) native
 
 native:
 	@$(NEED_COMPILER)
-	@$(MAKE) --silent -C native
+	@$(NEED_PYTHON)
+	@$(MAKE) --silent -C native PYTHON=$(PYTHON)
 
 test-native:
 	@$(NEED_COMPILER)

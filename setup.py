@@ -1,6 +1,7 @@
 """Builds native/ with its Makefile before packaging; everything else is in pyproject.toml."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -11,7 +12,7 @@ class BuildNative(build_py):
     """Runs make in native/, then packages as usual."""
 
     def run(self):
-        subprocess.run(["make", "-C", str(Path(__file__).parent / "native")], check=True)
+        subprocess.run(["make", "-C", str(Path(__file__).parent / "native"), f"PYTHON={sys.executable}"], check=True)
         super().run()
 
 

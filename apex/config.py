@@ -94,8 +94,9 @@ class ReplayConfig:
 
     ranks: int = option(1, "replay ranks", "ranks", low=1, high=10_000)
     capacity: int = option(100_000, "transitions held by all replay ranks together", "transitions", low=1)
-    index: str = option("binary", "priority index: a module of replay_rank/index (binary, numpy)")
-    alpha: float = option(0.6, "mass = (priority + eps)^alpha; 0: uniform sampling", low=0.0, high=2.0)
+    index: str = option("wide", "priority index: wide, wide32, binary, torch, numpy; by rank in place of mass: rank, rank_torch")
+    index_device: str = option("cpu", "where torch and rank_torch live: cpu, cuda, cuda:1")
+    alpha: float = option(0.6, "mass = (priority + eps)^alpha, by rank: rank^-alpha; 0: uniform sampling", low=0.0, high=2.0)
     eps: float = option(1e-6, "added to every priority before alpha", low=1e-12)
     min_size: int = option(1_000, "transitions (over all replay ranks) before the first sample", "transitions", low=1)
     samples_per_insert: float = option(0.0, "transitions sampled per transition inserted; 0: not limited", low=0.0)

@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_playback(commands)
     _add_plot(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -96,6 +97,20 @@ def _add_plot(commands) -> None:
     plot.set_defaults(run_command=_plot)
 
 
+def _add_bench(commands) -> None:
+    bench = commands.add_parser("bench", help="measure the parts", description="Measure the parts of this program, and what others use.")
+    parts = bench.add_subparsers(dest="part", required=True, metavar="part", parser_class=_Parser)
+    about = "Measure the priority indexes on one core, beside a tree in plain Python and those of torchrl, cpprb and tianshou if installed."
+    index = parts.add_parser("index", help="the priority indexes and their rivals", description=about)
+    index.add_argument("--json", type=Path, metavar="FILE", help="write the machine and every row as JSON")
+    index.add_argument("--png", type=Path, metavar="FILE", help="draw updates against k, and steps")
+    index.add_argument("--quick", action="store_true", help="less than a minute, and less sure (default: about four minutes)")
+    index.add_argument("--leaves", type=_natural, default=2**21, metavar="N", help="slots of each index (default: 2097152)")
+    index.add_argument("--indexes", type=lambda text: text.split(","), metavar="NAME,NAME", help="only these (default: all there are)")
+    index.add_argument("--core", type=_natural, metavar="N", help="the core to run on (default: the last one)")
+    index.set_defaults(run_command=_bench_index)
+
+
 def _natural(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise argparse.ArgumentTypeError(f"'{text}' must be a whole number, from 0 to 999999999")
@@ -134,6 +149,12 @@ def _plot(options, arguments: list[str]) -> int:
 
     print(f"apex: {learning_curve([resolve(run) for run in options.runs], options.out)}")
     return 0
+
+
+def _bench_index(options, arguments: list[str]) -> int:
+    from launch import bench_index
+
+    return bench_index.run(options.json, options.png, options.quick, options.leaves, options.indexes, options.core)
 
 
 def _config_help() -> str:

@@ -11,10 +11,11 @@ from replay_rank.rate_limit import RateLimiter
 
 def check(config: Config) -> EnvSpec:
     """Return the environment's spec; raises :class:`ConfigError` where the configuration cannot run."""
+    # First: a wheel of torch may bring a libgomp without OpenACC, and the first one loaded serves all.
+    _check_index(config)
     from learner.train_step import device  # imports torch, which takes a second
 
     spec = envs.env_spec(config.env)
-    _check_index(config)
     RateLimiter(config)
     _layout_or_refuse(config, spec)
     algorithms.load(config.algorithm.name).make_network(config, spec)
@@ -24,7 +25,7 @@ def check(config: Config) -> EnvSpec:
 
 def _check_index(config: Config) -> None:
     try:
-        make_index(config.replay.index, 1)
+        make_index(config.replay.index, 1, alpha=config.replay.alpha, device=config.replay.index_device)
     except (ValueError, ImportError) as error:  # unknown, or its library is not built
         raise ConfigError(f"replay.index: {error}") from None
 

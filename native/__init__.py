@@ -1,43 +1,20 @@
-"""The C part of Ape-X, reached through ctypes. The contracts are in the `.h` files beside this."""
+"""The C part of Ape-X. The contracts are in the `.h` files beside this; `module.c` binds them.
 
-import ctypes
-import functools
-from pathlib import Path
+`Tree(kind, capacity, alpha=0.0, portable=False)` is a tree of `segment_tree.h`. Its methods take arrays
+that C can read as they are (one-dimensional, contiguous, int64 or float64), and raise `Unfit` for others
+and `Refused(row)` where C refuses a row. `replay_rank.index` is the comfortable way to it.
+"""
 
-_LIBRARY = Path(__file__).with_name("libapex_native.so")
+try:
+    from native._native import FOR_DEVICE, Refused, Tree, Unfit, gather_rows, use_host
+except ImportError as error:
+    if "GOACC" in str(error):
+        raise ImportError("torch brought a libgomp without OpenACC; import native before torch") from error
+    raise ImportError(f"the C part is missing or out of date ({error}); run: make native") from error
 
-_ARRAY = _TREE = ctypes.c_void_p
-_COUNT = ctypes.c_int64
+# The kinds of tree, and how a binary one updates, in the order of segment_tree.h.
+WIDE64, WIDE32, BINARY, RANKED = range(4)
+FORMS = ("auto", "element", "rebuild", "levels")
+NEVER = 2**63 - 1  # a crossover
 
-# name -> (result, arguments), in the order of the headers
-_PROTOTYPES = {
-    # segment_tree.h
-    "segment_tree_create": (_TREE, [_COUNT]),
-    "segment_tree_destroy": (None, [_TREE]),
-    "segment_tree_capacity": (_COUNT, [_TREE]),
-    "segment_tree_set": (_COUNT, [_TREE, _ARRAY, _ARRAY, _COUNT]),
-    "segment_tree_get": (_COUNT, [_TREE, _ARRAY, _ARRAY, _COUNT]),
-    "segment_tree_find_prefix": (_COUNT, [_TREE, _ARRAY, _ARRAY, _ARRAY, _COUNT]),
-    "segment_tree_total": (ctypes.c_double, [_TREE]),
-    "segment_tree_minimum": (ctypes.c_double, [_TREE]),
-    "segment_tree_check": (_COUNT, [_TREE]),
-    # gather.h
-    "gather_rows": (None, [_ARRAY, _ARRAY, _COUNT, _COUNT, _ARRAY]),
-}
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """The loaded `libapex_native.so` with every prototype set; the same object on each call.
-
-    Arrays and trees are passed as addresses (int). Raises ImportError when the library is missing
-    or cannot be loaded.
-    """
-    try:
-        loaded = ctypes.CDLL(str(_LIBRARY))
-        for name, (result, arguments) in _PROTOTYPES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
-        raise ImportError(f"{_LIBRARY.name} is missing or out of date; run: make native") from error
-    return loaded
+__all__ = ["BINARY", "FORMS", "FOR_DEVICE", "NEVER", "RANKED", "WIDE32", "WIDE64", "Refused", "Tree", "Unfit", "gather_rows", "use_host"]

@@ -1,4 +1,4 @@
-"""Prioritised replay: insert, sample, update priorities (Schaul et al. 2016, proportional variant).
+"""Prioritised replay: insert, sample, update priorities (Schaul et al. 2016).
 
 The only place with alpha (mass = (priority + eps)^alpha) and with staleness (keys).
 """
@@ -11,6 +11,7 @@ from apex.config import Config
 from apex.schema import EnvSpec, intake_layout
 from replay_rank.index import make_index
 from replay_rank.store import FrameStore
+from replay_rank.strata import Strata
 
 
 def ring_places(config: Config) -> int:
@@ -27,12 +28,15 @@ class Replay:
     """
 
     def __init__(self, config: Config, spec: EnvSpec, rng: np.random.Generator):
-        self.alpha, self.eps, self.rng = config.replay.alpha, config.replay.eps, rng
+        self.eps = config.replay.eps
+        self.strata = Strata(int(rng.integers(2**64, dtype=np.uint64)))
         layout = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step)
         places = ring_places(config)
         self.store = FrameStore(spec, layout, places)
         self.batch, self.slots = self.store.batch, places * self.store.batch
-        self.index = make_index(config.replay.index, self.slots)
+        self.index = make_index(config.replay.index, self.slots, alpha=config.replay.alpha, device=config.replay.index_device)
+        # An index of rule "rank" draws by rank^-alpha itself; its leaves are priorities, kept above zero.
+        self.exponent = 1.0 if self.index.rule == "rank" else config.replay.alpha
         self.generation = np.zeros(places, np.int64)
         self.count = np.zeros(places, np.int64)
         self.size = self.inserted = self.sampled = self.stale_updates = 0
@@ -53,7 +57,7 @@ class Replay:
         count = self.store.check_batch(place, nbytes)
         mass = self._mass(self.store.views["priority"][place, :count], f"intake batch of actor {self.store.views['header'][place, 2]}")
         first = place * self.batch
-        self.index.set(np.arange(first, first + count), mass)
+        self.index.set_range(first, mass)
         self.count[place] = count
         self.size += count
         self.inserted += count
@@ -63,12 +67,10 @@ class Replay:
     def sample(self, out: dict[str, np.ndarray]) -> None:
         """Fill the views of a sample message: one draw from each of B equal strata of the total mass."""
         b = out["key"].shape[0]
-        total = self.index.total
-        targets = (np.arange(b) + self.rng.random(b)) * (total / b)
-        slots, mass = self.index.find_prefix(targets)
-        out["size"][0], out["total"][0], out["minimum"][0] = self.size, total, self.index.minimum
+        slots, _, probability = self.index.draw(self.strata, b)
+        out["size"][0], out["total"][0], out["minimum"][0] = self.size, self.index.total, self.index.minimum
         out["key"][:] = self.generation[slots // self.batch] * self.slots + slots
-        np.divide(mass, total, out=out["probability"])
+        out["probability"][:] = probability
         self.store.gather(slots, out)
         self.sampled += b
 
@@ -102,7 +104,7 @@ class Replay:
         place, count = self._landing, self.count[self._landing]
         if count:
             first = place * self.batch
-            self.index.set(np.arange(first, first + count), np.zeros(count))
+            self.index.set_range(first, np.zeros(count))
         self.size -= int(count)
         self.count[place] = 0
         self.generation[place] += 1
@@ -113,10 +115,10 @@ class Replay:
             raise ValueError(f"priority update: row {row} has key {keys[row]}, which was never given out")
 
     def _mass(self, priority: np.ndarray, what: str) -> np.ndarray:
-        """Return (priority + eps)^alpha as float64; refuse what is not a finite number >= 0 by row."""
+        """Return (priority + eps)^exponent as float64; refuse what is not a finite number >= 0 by row."""
         priority = priority.astype(np.float64)
         bad = ~(np.isfinite(priority) & (priority >= 0))
         if bad.any():
             row = int(np.argmax(bad))
             raise ValueError(f"{what}: row {row} has priority {priority[row]}; priorities are finite and >= 0")
-        return (priority + self.eps) ** self.alpha
+        return (priority + self.eps) ** self.exponent

@@ -6,8 +6,6 @@ copied or unpacked; a sample batch is gathered from it, frame by frame, into the
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 
 import native
@@ -27,7 +25,6 @@ class FrameStore:
         self.batch = layout.fields["action"].shape[0]
         self.buffer = aligned_bytes(num_batches, layout.nbytes)
         self.views = layout.views(self.buffer)
-        self._gather_rows = native.library().gather_rows
 
     def check_batch(self, place: int, nbytes: int) -> int:
         """Return the transitions of the batch that landed at ``place``; ValueError says what is wrong with it."""
@@ -62,10 +59,4 @@ class FrameStore:
         frame = self.views[name][place, row].astype(np.int64)  # [B, stack]
         start = place * self.layout.nbytes + self.layout.fields["frames"].offset
         offset = np.where(frame >= 0, start[:, None] + frame * self.spec.frame_nbytes, -1)
-        self._gather_rows(_pointer(self.buffer), _pointer(offset), offset.size, self.spec.frame_nbytes, _pointer(out))
-
-
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    if not array.flags.c_contiguous:
-        raise ValueError("gather needs contiguous arrays")
-    return ctypes.c_void_p(array.__array_interface__["data"][0])
+        native.gather_rows(self.buffer, offset.reshape(-1), self.spec.frame_nbytes, out)

@@ -25,7 +25,7 @@ class Strata:
     def uniforms(self, k: int) -> np.ndarray:
         """Return the next k numbers, float64[k] in [0, 1), multiples of 2^-52."""
         bits = self.state + _GAMMA * np.arange(1, k + 1, dtype=STATE_DTYPE)
-        self.state += _GAMMA * np.uint64(k)
+        self.state += _GAMMA * np.array([k], STATE_DTYPE)
         for shift, factor in _ODD:
             bits = (bits ^ (bits >> shift)) * factor
         bits ^= bits >> np.uint64(31)

@@ -17,6 +17,7 @@ from replay_rank.strata import Strata
 SLOT_DTYPE = np.dtype(np.int64)
 MASS_DTYPE = np.dtype(np.float64)
 MAX_CAPACITY = 2**40
+MAX_ALPHA = 10.0  # r^-alpha stays above zero for any rank r
 _ON_DEVICES = "torch and rank_torch live on any device of torch"
 
 
@@ -61,8 +62,8 @@ class PriorityIndex(abc.ABC):
         self.capacity = operator.index(capacity)
         if not 1 <= self.capacity <= MAX_CAPACITY:
             raise ValueError(f"capacity must be from 1 to {MAX_CAPACITY}, got {capacity}")
-        if not 0.0 <= alpha < float("inf"):
-            raise ValueError(f"alpha must be finite and >= 0, got {alpha}")
+        if not 0.0 <= alpha <= MAX_ALPHA:
+            raise ValueError(f"alpha must be from 0 to {MAX_ALPHA:g}, got {alpha}")
         if device != "cpu" and not self.on_any_device:
             raise ValueError(f"the priority index {self.name!r} lives on the cpu, got device {device!r}; {_ON_DEVICES}")
         self.alpha, self.device = alpha, device
@@ -197,8 +198,13 @@ def bad_update(index: PriorityIndex, slots, mass, row: int) -> ValueError:
     """The error for `row` of an update that `index` must refuse."""
     if not 0 <= slots[row] < index.capacity:
         return bad_slot(index, slots, row)
+    return bad_mass(index, mass, slots[row], row)
+
+
+def bad_mass(index: PriorityIndex, mass, slot: int, row: int) -> ValueError:
+    """The error for the mass in `row`, meant for `slot`, that `index` must refuse."""
     limit = "" if index.leaf_dtype == MASS_DTYPE else f" and <= {np.finfo(index.leaf_dtype).max:.9g}"
-    return ValueError(f"row {row}: mass {mass[row]} for slot {slots[row]} is refused; a mass must be finite and >= 0{limit}")
+    return ValueError(f"row {row}: mass {mass[row]} for slot {slot} is refused; a mass must be finite and >= 0{limit}")
 
 
 def bad_slot(index: PriorityIndex, slots, row: int) -> ValueError:

@@ -1,93 +1,86 @@
-"""The priority index "binary": the C tree of `native/segment_tree.h`."""
+"""The priority index "binary": two children a node, in C (`native/binary_tree.c`), on a device where built for one.
 
-import ctypes
-import weakref
+An update takes one of two forms: the nodes above its slots, level by level, or all nodes. Which is faster
+for k rows depends on the machine, so it is measured on it, once for each size of tree.
+"""
+
+import functools
+import logging
+import time
 
 import numpy as np
 
 import native
-from replay_rank.index import (
-    MASS_DTYPE,
-    SLOT_DTYPE,
-    PriorityIndex,
-    as_floats,
-    as_slots,
-    as_update,
-    bad_slot,
-    bad_target,
-    bad_update,
-)
+from native import accelerator
+from replay_rank.index import MASS_DTYPE
+from replay_rank.native_index import NativeIndex
 
-_DONE = -1
+_log = logging.getLogger(__name__)
+_SMALLEST_MEASURED, _MEASUREMENTS = 64, 2
 
 
-def _address(array: np.ndarray) -> int:
-    """Where a writable, contiguous, non-empty array lies; a third of the cost of `.ctypes.data`."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(array))
+class BinaryTree(NativeIndex):
+    """The textbook tree: the reference of the benchmarks, and the form for an accelerator.
 
+    Attributes:
+        form: "auto", or how to update always: "element" (leaf to root, row by row; searches go row by row
+            too), "levels" (only nodes above the slots, level by level) or "rebuild" (every node).
+        crossovers: the first measured k at which "rebuild" beats "element", and beats "levels";
+            `native.NEVER` where it does not.
+    """
 
-class NativeTree(PriorityIndex):
-    """A binary sum and minimum tree in C; k rows cost O(k log capacity)."""
-
-    name, backend = "binary", "cpu"
+    name = "binary"
+    kind = native.BINARY
 
     def __init__(self, capacity: int, **options):
+        accelerator.settle()
         super().__init__(capacity, **options)
-        self._lib = native.library()
-        self._tree = self._lib.segment_tree_create(self.capacity)
-        if self._tree is None:
-            raise MemoryError(f"no memory for a priority index of capacity {self.capacity}")
-        self.nbytes = 32 << (self.capacity - 1).bit_length()
-        # Not at exit: code that runs late may still use the tree, and the process frees it anyway.
-        weakref.finalize(self, self._lib.segment_tree_destroy, self._tree).atexit = False
-
-    def __reduce__(self):
-        raise TypeError("a NativeTree owns memory outside Python; it cannot be copied or pickled")
+        self.crossovers = _crossovers((self.capacity - 1).bit_length())
+        self.form = "auto"
 
     @property
-    def total(self) -> float:
-        return self._lib.segment_tree_total(self._tree)
+    def form(self) -> str:
+        return self._form
 
-    @property
-    def minimum(self) -> float:
-        return self._lib.segment_tree_minimum(self._tree)
-
-    def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
-        slots, mass = as_update(slots, mass)
-        k = slots.size
-        if k == 0:
-            return self.total, self.minimum
-        row = self._lib.segment_tree_set(self._tree, _address(slots), _address(mass), k)
-        if row != _DONE:
-            raise bad_update(self, slots, mass, row)
-        return self.total, self.minimum
-
-    def get(self, slots: np.ndarray) -> np.ndarray:
-        slots = as_slots(slots)
-        k = slots.size
-        mass = np.empty(k, MASS_DTYPE)
-        if k == 0:
-            return mass
-        row = self._lib.segment_tree_get(self._tree, _address(slots), _address(mass), k)
-        if row != _DONE:
-            raise bad_slot(self, slots, row)
-        return mass
-
-    def find_prefix(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        targets = as_floats(targets, "targets")
-        k = targets.size
-        slots, mass = np.empty(k, SLOT_DTYPE), np.empty(k, MASS_DTYPE)
-        if k == 0:
-            return slots, mass
-        row = self._lib.segment_tree_find_prefix(self._tree, _address(targets), _address(slots), _address(mass), k)
-        if row != _DONE:
-            raise bad_target(self, targets, row)
-        return slots, mass
-
-    def check(self) -> None:
-        node = self._lib.segment_tree_check(self._tree)
-        if node != _DONE:
-            raise AssertionError(f"node {node} is not the sum and minimum of its children")
+    @form.setter
+    def form(self, form: str) -> None:
+        if form not in native.FORMS:
+            raise ValueError(f"form must be one of {', '.join(native.FORMS)}, got {form!r}")
+        self._form = form
+        self._tree.binary_form(native.FORMS.index(form), self.crossovers[1])
 
 
-Index = NativeTree
+@functools.cache
+def _crossovers(levels: int) -> tuple[int, int]:
+    """Measure the crossovers of trees of 2^levels leaves on this machine, and log them."""
+    width = 2**levels
+    tree = native.Tree(native.BINARY, width)
+    slots = np.random.default_rng(0).integers(0, width, max(width // 2, 1))
+    found = tuple(_crossover(tree, slots, form) for form in ("element", "levels"))
+    told = ["never" if k == native.NEVER else f"from k = {k}" for k in found]
+    _log.info("binary tree of %d leaves (%s): rebuilding is faster than element by element %s, than levels %s", width, tree.backend, *told)
+    return found
+
+
+def _crossover(tree: native.Tree, slots: np.ndarray, form: str) -> int:
+    k = _SMALLEST_MEASURED
+    while k <= slots.size:
+        if _time(tree, slots[:k], "rebuild") < _time(tree, slots[:k], form):
+            return k
+        k *= 2
+    return native.NEVER
+
+
+def _time(tree: native.Tree, slots: np.ndarray, form: str) -> int:
+    """Return the least time of an update of an empty tree with zeros, in ns."""
+    mass = np.zeros(slots.size, MASS_DTYPE)
+    tree.binary_form(native.FORMS.index(form), native.NEVER)
+    times = []
+    for _ in range(_MEASUREMENTS):
+        begin = time.perf_counter_ns()
+        tree.set(slots, mass)
+        times.append(time.perf_counter_ns() - begin)
+    return min(times)
+
+
+Index = BinaryTree

@@ -1,23 +1,106 @@
 """Each priority index against the conformance suite, and the C tree against its NumPy oracle."""
 
+import functools
+
 import numpy as np
 import pytest
+import torch
 
 pytest.register_assert_rewrite("index_conformance")
 
-from index_conformance import CAPACITIES, IndexConformance, bits, boundary_targets, snapshot  # noqa: E402
+from index_conformance import CAPACITIES, IndexConformance, RankConformance, bits, boundary_targets, snapshot  # noqa: E402
+from index_oracles import WideOracle  # noqa: E402
 
 from replay_rank.index import make_index  # noqa: E402
 
+WIDE_TOP = 512  # as in native/wide_tree.h
+WIDE_CAPACITIES = [100, 1000, 5000, 40_000]  # one, two and three levels
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The tensors of these tests are small: a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
 
 class TestBinaryIndex(IndexConformance):
-    def new_index(self, capacity):
-        return make_index("binary", capacity)
+    def new_index(self, capacity, **options):
+        return make_index("binary", capacity, **options)
+
+
+class TestBinaryIndexByElement(IndexConformance):
+    form = "element"
+
+    def new_index(self, capacity, **options):
+        index = make_index("binary", capacity, **options)
+        index.form = self.form
+        return index
+
+
+class TestBinaryIndexByRebuilding(TestBinaryIndexByElement):
+    form = "rebuild"
+
+
+class TestBinaryIndexByLevels(TestBinaryIndexByElement):
+    form = "levels"
+
+
+class TestWideIndex(IndexConformance):
+    oracle_type = staticmethod(functools.partial(WideOracle, leaves_per_block=8, top=WIDE_TOP))
+    large_capacities = WIDE_CAPACITIES
+
+    def new_index(self, capacity, **options):
+        return make_index("wide", capacity, **options)
+
+
+class TestPortableWideIndex(TestWideIndex):
+    def new_index(self, capacity, **options):
+        return make_index("wide", capacity, portable=True, **options)
+
+
+class TestWideIndexOfFloat32(IndexConformance):
+    oracle_type = staticmethod(functools.partial(WideOracle, leaves_per_block=16, top=WIDE_TOP))
+    large_capacities = WIDE_CAPACITIES
+
+    def new_index(self, capacity, **options):
+        return make_index("wide32", capacity, **options)
+
+
+class TestPortableWideIndexOfFloat32(TestWideIndexOfFloat32):
+    def new_index(self, capacity, **options):
+        return make_index("wide32", capacity, portable=True, **options)
+
+
+class TestRanks(RankConformance):
+    exact = False  # C and NumPy raise to a power, each in its own way
+
+    def new_index(self, capacity, **options):
+        return make_index("rank", capacity, **options)
 
 
 class TestNumpyIndex(IndexConformance):
-    def new_index(self, capacity):
-        return make_index("numpy", capacity)
+    def new_index(self, capacity, **options):
+        return make_index("numpy", capacity, **options)
+
+
+class TestTorchIndex(IndexConformance):
+    exact = False
+
+    def new_index(self, capacity, **options):
+        return make_index("torch", capacity, **options)
+
+
+class TestTorchIndexOfManyLevels(TestTorchIndex):
+    def new_index(self, capacity, **options):
+        return make_index("torch", capacity, fan_out=2, **options)
+
+
+class TestTorchRanks(RankConformance):
+    def new_index(self, capacity, **options):
+        return make_index("rank_torch", capacity, **options)
 
 
 def random_mass(rng, k):
@@ -50,7 +133,7 @@ def assert_same_finds(one, other, targets):
     assert bits(mass) == bits(other_mass)
 
 
-@pytest.mark.parametrize("name", ["binary", "numpy"])
+@pytest.mark.parametrize("name", ["binary", "numpy", "torch", "rank_torch"])
 def test_an_index_carries_its_name_and_capacity(name):
     index = make_index(name, 5)
     assert (index.name, index.capacity) == (name, 5)

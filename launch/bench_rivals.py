@@ -1,0 +1,322 @@
+"""What ``apex bench index`` compares: our indexes, a tree in plain Python, and other libraries, behind one set of calls.
+
+Each of the others is at its best: whole batches, the arrays or tensors it takes without converting, and
+no work that its user could leave out. Where one raises priorities to a power itself, the power is 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pkgutil
+import random
+import sys
+
+import numpy as np
+
+import replay_rank.index
+from apex.config import ConfigError, nearest
+from replay_rank.index import PriorityIndex, make_index
+from replay_rank.strata import Strata
+
+REFERENCE = "binary-element"
+_FORMS = {"binary-element": "element", "binary-rebuild": "rebuild", "binary": "auto"}
+_ALL_OPS = ("sample", "update", "insert", "step")
+_CHUNK = 1 << 16
+
+
+class Rival:
+    """A priority structure under test, full of masses.
+
+    ``update`` and ``insert`` take what ``prepare`` and ``prepare_insert`` return: the same rows in the
+    types that this structure takes fastest. Only ``sample``, ``update`` and ``insert`` are timed.
+
+    Attributes:
+        name: the row's name. leaf: what a mass is stored as. ops: the operations worth measuring.
+        index: the priority index behind it, if it is ours. package: the package it comes from, if not.
+    """
+
+    name: str
+    leaf = "float64"
+    ops = _ALL_OPS
+    index = package = None
+
+    def prepare(self, slots: np.ndarray, mass: np.ndarray) -> tuple:
+        """Return the arguments of ``update`` for slots (int64[k]) and their mass (float64[k])."""
+        return slots, mass
+
+    def prepare_insert(self, first: int, mass: np.ndarray) -> tuple:
+        """Return the arguments of ``insert``: mass (float64[k]) for the slots from ``first`` on, k <= slots left."""
+        return self.prepare(np.arange(first, first + mass.size), mass)
+
+    def sample(self, k: int):
+        """Draw k slots with their probability or weight."""
+        raise NotImplementedError
+
+    def update(self, slots, mass):
+        """Give slots their mass."""
+        raise NotImplementedError
+
+    def insert(self, slots, mass):
+        """Give a run of slots their mass."""
+        self.update(slots, mass)
+
+
+class Own(Rival):
+    """One of the indexes here, by the calls of its contract."""
+
+    def __init__(self, name: str, mass: np.ndarray):
+        self.name, module = name, "binary" if name in _FORMS else name
+        self.index = make_index(module, mass.size)
+        if name in _FORMS:
+            _set_form(self.index, name)
+        self.index.load(mass)
+        self.leaf = self.index.leaf_dtype.name
+        self.ops = ("update",) if name == "binary-rebuild" else _ALL_OPS
+        self._strata = Strata(0)
+        self.update, self.insert = self.index.set, self.index.set_range
+
+    def prepare_insert(self, first, mass):
+        return first, mass
+
+    def sample(self, k):
+        return self.index.draw(self._strata, k)
+
+
+class PythonTree(Rival):
+    """The field's usual tree in plain Python (as in OpenAI Baselines): two lists, one slot at a time.
+
+    Node 1 is the root, the children of n are 2n and 2n + 1. Every add and minimum is written out in the
+    loop, which is faster than the calls through ``operator`` that are usual.
+    """
+
+    name = "python"
+
+    def __init__(self, mass: np.ndarray):
+        self.width = 1 << (mass.size - 1).bit_length()
+        sums, minima = np.zeros(self.width), np.full(self.width, np.inf)
+        sums[: mass.size], minima[: mass.size] = mass, np.where(mass > 0.0, mass, np.inf)
+        self.sums, self.minima = _heap(sums, np.add), _heap(minima, np.minimum)
+
+    def prepare(self, slots, mass):
+        return slots.tolist(), mass.tolist()
+
+    def update(self, slots, mass):
+        sums, minima, width = self.sums, self.minima, self.width
+        for slot, value in zip(slots, mass):
+            node = slot + width
+            sums[node] = value
+            minima[node] = value if value > 0.0 else float("inf")
+            node >>= 1
+            while node:
+                left, right = 2 * node, 2 * node + 1
+                sums[node] = sums[left] + sums[right]
+                minima[node] = minima[left] if minima[left] < minima[right] else minima[right]
+                node >>= 1
+
+    def find_prefix(self, target: float) -> int:
+        """Return the slot that ``target``, in [0, total), falls on."""
+        sums, node, width = self.sums, 1, self.width
+        while node < width:
+            node *= 2
+            if target >= sums[node]:
+                target -= sums[node]
+                node += 1
+        return node - width
+
+    def sample(self, k):
+        total = self.sums[1]
+        stratum = total / k
+        slots = [self.find_prefix((row + random.random()) * stratum) for row in range(k)]
+        return slots, [self.sums[slot + self.width] / total for slot in slots]
+
+
+def _heap(leaves: np.ndarray, join: np.ufunc) -> list[float]:
+    """Return the nodes above the leaves and the leaves, with node 1 the root and node 0 unused."""
+    levels = [leaves]
+    while levels[0].size > 1:
+        levels.insert(0, join(levels[0][::2], levels[0][1::2]))
+    return [0.0, *np.concatenate(levels).tolist()]
+
+
+class _TreeOfArrays(Rival):
+    """Stratified draws from a tree that finds a whole array of prefix sums."""
+
+    def __init__(self):
+        self._rng = np.random.default_rng(0)
+
+    def _targets(self, k: int, total: float) -> np.ndarray:
+        return (np.arange(k) + self._rng.random(k)) * (total / k)
+
+
+class TorchrlTree(_TreeOfArrays):
+    """The sum and minimum trees in C++ under torchrl's sampler, called with NumPy arrays."""
+
+    name, package = "torchrl-tree", "torchrl"
+
+    def __init__(self, mass: np.ndarray):
+        super().__init__()
+        trees = _torchrl_trees()
+        self._sum, self._min = trees.SumSegmentTreeFp64(mass.size), trees.MinSegmentTreeFp64(mass.size)
+        self._size = mass.size
+        self.update(np.arange(mass.size), mass)
+
+    def sample(self, k):
+        total = self._sum.query(0, self._size)
+        slots = self._sum.scan_lower_bound(self._targets(k, total))
+        return slots, self._sum[slots] / total
+
+    def update(self, slots, mass):
+        self._sum[slots] = mass
+        self._min[slots] = mass
+
+
+class TorchrlSampler(Rival):
+    """torchrl's ``PrioritizedSampler`` with its defaults, called with tensors; its draws are not stratified."""
+
+    name, package, leaf = "torchrl-sampler", "torchrl", "float32"
+
+    def __init__(self, mass: np.ndarray):
+        import torch
+
+        _torchrl_trees()
+        from torchrl.data.replay_buffers.samplers import PrioritizedSampler
+
+        self._torch, self._storage = torch, _Filled(mass.size, torch.device("cpu"))
+        self._sampler = PrioritizedSampler(mass.size, alpha=1.0, beta=1.0)
+        self.update(*self.prepare(np.arange(mass.size), mass))
+
+    def prepare(self, slots, mass):
+        return self._torch.from_numpy(slots), self._torch.from_numpy(mass.astype(np.float32))
+
+    def sample(self, k):
+        return self._sampler.sample(self._storage, k)
+
+    def update(self, slots, mass):
+        self._sampler.update_priority(slots, mass)
+
+
+class _Filled:
+    """What torchrl's sampler asks of a storage: how much there is, and where."""
+
+    ndim = 1
+
+    def __init__(self, size: int, device):
+        self._size, self.device = size, device
+
+    def __len__(self):
+        return self._size
+
+
+class Cpprb(Rival):
+    """cpprb's ``PrioritizedReplayBuffer`` of one byte a transition, its smallest; its draws come with that byte."""
+
+    name = package = "cpprb"
+    leaf = "float32"
+
+    def __init__(self, mass: np.ndarray):
+        from cpprb import PrioritizedReplayBuffer
+
+        self._buffer = PrioritizedReplayBuffer(mass.size, {"byte": {"dtype": np.uint8}}, alpha=1.0, eps=0.0)
+        for first in range(0, mass.size, _CHUNK):
+            self.insert(*self.prepare_insert(first, mass[first : first + _CHUNK]))
+
+    def prepare(self, slots, mass):
+        return slots.astype(np.uint64), mass.astype(np.float32)
+
+    def prepare_insert(self, first, mass):
+        return np.zeros(mass.size, np.uint8), mass.astype(np.float32)
+
+    def sample(self, k):
+        return self._buffer.sample(k, beta=1.0)
+
+    def update(self, slots, mass):
+        self._buffer.update_priorities(slots, mass)
+
+    def insert(self, rows, mass):
+        self._buffer.add(byte=rows, priorities=mass)
+
+
+class Tianshou(_TreeOfArrays):
+    """tianshou's ``SegmentTree`` in Numba. It keeps sums only, so it does about half the work of the others."""
+
+    name = package = "tianshou"
+
+    def __init__(self, mass: np.ndarray):
+        from tianshou.data.utils.segtree import SegmentTree
+
+        super().__init__()
+        self._tree = SegmentTree(mass.size)
+        self._tree[np.arange(mass.size)] = mass
+
+    def sample(self, k):
+        total = self._tree.reduce()
+        slots = self._tree.get_prefix_sum_idx(self._targets(k, total))
+        return slots, self._tree[slots] / total
+
+    def update(self, slots, mass):
+        self._tree[slots] = mass
+
+
+_OTHERS = {rival.name: rival for rival in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)}
+
+
+def choose(asked: list[str] | None) -> tuple[list[str], list[str]]:
+    """Return the names to measure, and in words those left out. None asks for all there are.
+
+    Raises :class:`ConfigError` for a name that is unknown or whose package is not installed.
+    """
+    known = [*_own_names(), *_OTHERS]
+    for name in asked or ():
+        if name not in known:
+            raise ConfigError(f"--indexes: unknown index '{name}'; {nearest(name, known)}")
+    missing = {name: text for name in asked or known if (text := _not_installed(name))}
+    if asked and missing:
+        raise ConfigError(f"--indexes: {next(iter(missing.values()))}; pip install 'apex-mpi[bench]'")
+    return [name for name in dict.fromkeys(asked or known) if name not in missing], list(missing.values())
+
+
+def make(name: str, mass: np.ndarray) -> Rival:
+    """Return the rival called ``name``, filled with mass (float64[n]). Raises ImportError where it cannot be loaded."""
+    return _OTHERS[name](mass) if name in _OTHERS else Own(name, mass)
+
+
+def _own_names() -> list[str]:
+    names = sorted(module.name for module in pkgutil.iter_modules(replay_rank.index.__path__))
+    return [*_FORMS, *(name for name in names if name != "binary")]
+
+
+def _set_form(index: PriorityIndex, name: str) -> None:
+    if hasattr(index, "form"):
+        index.form = _FORMS[name]
+    elif name == "binary-rebuild":
+        raise ImportError("this binary tree has one form only")
+
+
+def _not_installed(name: str) -> str | None:
+    package = getattr(_OTHERS.get(name), "package", None)
+    return f"{name}: {package} is not installed" if package and importlib.util.find_spec(package) is None else None
+
+
+def _torchrl_trees():
+    """Return the compiled module of torchrl.
+
+    A wheel of torchrl is made for one version of torch, and not every torch has one. Bound lazily, it
+    loads beside others too: the trees call nothing of torch that differs between them.
+    """
+    import torch  # noqa: F401  loads the libraries that the module is bound to
+
+    with _lazily_bound():
+        from torchrl import _torchrl
+    return _torchrl
+
+
+@contextlib.contextmanager
+def _lazily_bound():
+    before = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_LAZY)
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(before)

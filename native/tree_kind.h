@@ -1,0 +1,59 @@
+/* tree_kind.h: what a kind of tree gives to segment_tree.c, which checks all arguments before it calls.
+ *
+ * In every call 0 < k, slots are inside [0, capacity), masses are allowed and not -0.0 to begin with
+ * (segment_tree.c does not change the caller's arrays, so a kind still adds +0.0), and targets are
+ * inside [0, total). `targets` and `mass` of find may be one array. */
+#ifndef TREE_KIND_H
+#define TREE_KIND_H
+
+#include "segment_tree.h"
+
+typedef struct {
+    void (*destroy)(segment_tree *tree);
+    void (*set)(segment_tree *tree, const int64_t *slots, const double *mass, int64_t k);
+    void (*set_range)(segment_tree *tree, int64_t first, const double *mass, int64_t k);
+    void (*get)(const segment_tree *tree, const int64_t *slots, double *mass, int64_t k);
+    void (*find)(const segment_tree *tree, const double *targets, int64_t *slots, double *mass, int64_t k);
+    int64_t (*check)(const segment_tree *tree);
+} tree_kind;
+
+/* What depends on the instruction set: the work on rows that all kinds share, and the wide tree. */
+typedef struct {
+    const char *name;
+    /* Whether a row of an update must be refused. */
+    int (*any_refused)(int64_t capacity, double largest, const int64_t *slots, const double *mass, int64_t k);
+    /* (row + u_row) * width for each row; u as in segment_tree_draw. */
+    void (*targets)(uint64_t state, double width, double *target, int64_t k);
+    void (*divide)(const double *mass, double total, double *probability, int64_t k);
+    tree_kind wide;
+} tree_kernels;
+
+extern const tree_kernels portable_kernels, avx2_kernels;
+
+/* The head of every kind's own struct. The kind keeps total, minimum and bytes right. */
+struct segment_tree {
+    const tree_kind *kind;
+    const tree_kernels *kernels;
+    const char *backend;
+    int64_t capacity;
+    int64_t bytes;
+    double total;
+    double minimum;
+    double largest; /* the largest mass that a leaf can hold */
+};
+
+/* Memory of `bytes` > 0 bytes, owned by the caller, to be freed with free; NULL without memory. Large
+ * blocks are aligned to 2 MiB and the kernel is advised to back them with huge pages: one TLB entry
+ * then covers 2 MiB of a tree that is read at random. */
+void *tree_memory(size_t bytes);
+
+/* The calls of a wide tree that do not depend on the instruction set. */
+void wide_tree_destroy(segment_tree *tree);
+int64_t wide_tree_check(const segment_tree *tree);
+
+/* The makers of the kinds; arguments and result as in segment_tree_create. */
+segment_tree *wide_tree_create(int64_t capacity, int narrow, const tree_kernels *kernels);
+segment_tree *binary_tree_create(int64_t capacity);
+segment_tree *ranked_tree_create(int64_t capacity, double alpha);
+
+#endif

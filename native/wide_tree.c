@@ -1,0 +1,133 @@
+/* wide_tree.c: making and checking the wide tree of wide_tree.h. */
+#include "wide_tree.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LINE 64
+
+/* Input: a place in memory that is yet to be had, and a number of bytes. Result: where they begin;
+ * the place moves on to the next line behind them. */
+static size_t carve(size_t *end, size_t bytes)
+{
+    size_t begin = *end;
+    *end = (begin + bytes + LINE - 1) / LINE * LINE;
+    return begin;
+}
+
+/* Input: a capacity and a leaf type. Result: the tree's levels and how long they are. */
+static void measure(wide_tree *tree, int64_t capacity)
+{
+    int64_t block = tree->narrow ? 16 : 8;
+    int64_t entries = (capacity + block - 1) / block;
+    tree->entries[0] = entries * block;
+    for (tree->top = 1;; tree->top++) {
+        tree->entries[tree->top] = (entries + WIDE_FAN - 1) / WIDE_FAN * WIDE_FAN;
+        if (entries <= WIDE_TOP)
+            break;
+        entries = tree->entries[tree->top] / WIDE_FAN;
+    }
+    tree->entries[tree->top + 1] = tree->entries[tree->top] / WIDE_FAN;
+}
+
+/* Input: a measured tree and where its memory begins, or NULL. Result: all its arrays have a place
+ * there. The number of bytes that takes is returned. */
+static size_t lay_out(wide_tree *tree, char *memory)
+{
+    size_t end = 0;
+    tree->leaves = memory + carve(&end, (size_t)tree->entries[0] * (tree->narrow ? sizeof(float) : sizeof(double)));
+    for (int level = 1; level <= tree->top + 1; level++) {
+        size_t bytes = (size_t)tree->entries[level] * sizeof(double);
+        size_t words = ((size_t)tree->entries[level] / WIDE_FAN / 64 + 1) * sizeof(uint64_t);
+        tree->sum[level] = (double *)(memory + carve(&end, bytes));
+        tree->min[level] = (double *)(memory + carve(&end, bytes));
+        tree->inclusive[level] = (double *)(memory + carve(&end, level > 1 || level == tree->top ? bytes : 0));
+        tree->dirty_sum[level] = (uint64_t *)(memory + carve(&end, words));
+        tree->dirty_min[level] = (uint64_t *)(memory + carve(&end, words));
+    }
+    return end;
+}
+
+/* Input: a tree with memory. Result: all its leaves are zero, and everything above agrees. */
+static void make_empty(wide_tree *tree)
+{
+    memset(tree->arena, 0, tree->arena_bytes);
+    for (int level = 1; level <= tree->top + 1; level++)
+        for (int64_t entry = 0; entry < tree->entries[level]; entry++)
+            tree->min[level][entry] = INFINITY;
+    for (int entry = 0; entry < WIDE_TOP + 1 + WIDE_FAN; entry++)
+        tree->prefix[entry] = entry <= tree->entries[tree->top] ? 0.0 : INFINITY;
+    tree->head.total = 0.0;
+    tree->head.minimum = INFINITY;
+}
+
+/* Input: a capacity >= 1, a leaf type and an instruction set. Result: an empty tree, owned by the
+ * caller; NULL when it is too large to address or without memory. */
+segment_tree *wide_tree_create(int64_t capacity, int narrow, const tree_kernels *kernels)
+{
+    if (capacity > PTRDIFF_MAX / 32)
+        return NULL;
+    wide_tree *tree = calloc(1, sizeof *tree);
+    if (tree == NULL)
+        return NULL;
+    tree->narrow = narrow;
+    measure(tree, capacity);
+    tree->arena_bytes = lay_out(tree, NULL);
+    tree->arena = tree_memory(tree->arena_bytes);
+    if (tree->arena == NULL) {
+        free(tree);
+        return NULL;
+    }
+    lay_out(tree, tree->arena);
+    make_empty(tree);
+    tree->head.kind = &kernels->wide;
+    tree->head.backend = kernels->name;
+    tree->head.bytes = (int64_t)(tree->arena_bytes + sizeof *tree);
+    tree->head.largest = narrow ? FLT_MAX : DBL_MAX;
+    return &tree->head;
+}
+
+void wide_tree_destroy(segment_tree *tree)
+{
+    free(((wide_tree *)tree)->arena);
+    free(tree);
+}
+
+/* Input: a tree. Result: a new one with the same leaves, made by the portable kernels; NULL without
+ * memory. Its leaves are read as they are, in the order of the memory. */
+static segment_tree *remade(const wide_tree *tree)
+{
+    segment_tree *fresh = segment_tree_create(tree->narrow ? SEGMENT_TREE_WIDE32 : SEGMENT_TREE_WIDE64, tree->head.capacity, 0.0, 1);
+    double *mass = malloc((size_t)tree->head.capacity * sizeof *mass);
+    int refused = fresh == NULL || mass == NULL;
+    if (!refused) {
+        segment_tree_save(&tree->head, mass);
+        refused = segment_tree_load(fresh, mass) != -1;
+    }
+    free(mass);
+    if (refused) {
+        segment_tree_destroy(fresh);
+        return NULL;
+    }
+    return fresh;
+}
+
+/* Input: a tree. Result: -1, or where its memory first differs, in eight-byte words, from that of a new
+ * tree with the same leaves (leaves first, then level by level); 0 when a leaf holds what it may not
+ * or there is no memory to compare. */
+int64_t wide_tree_check(const segment_tree *head)
+{
+    const wide_tree *tree = (const wide_tree *)head;
+    segment_tree *other = remade(tree);
+    if (other == NULL)
+        return 0;
+    const wide_tree *fresh = (const wide_tree *)other;
+    int64_t words = (int64_t)(tree->arena_bytes / sizeof(uint64_t)), word = 0;
+    while (word < words && ((const uint64_t *)tree->arena)[word] == ((const uint64_t *)fresh->arena)[word])
+        word++;
+    int same_root = head->total == other->total && head->minimum == other->minimum;
+    segment_tree_destroy(other);
+    return word == words && same_root ? -1 : word;
+}

@@ -1,0 +1,15 @@
+"""The priority index "rank": draws by rank in place of mass, in C (`native/ranked_tree.c`)."""
+
+import native
+from replay_rank.native_index import NativeIndex
+
+
+class RankedTree(NativeIndex):
+    """P(i) in proportion to rank(i)^-alpha (Schaul et al. 2016, section 3.3); the ranks are always exact."""
+
+    name = "rank"
+    rule = "rank"
+    kind = native.RANKED
+
+
+Index = RankedTree

@@ -1,0 +1,14 @@
+"""The priority index "wide": fan-out 8, one cache line a node, in C (`native/wide_tree.h`)."""
+
+import native
+from replay_rank.native_index import NativeIndex
+
+
+class WideTree(NativeIndex):
+    """The fastest index on a processor; sums and leaves are float64."""
+
+    name = "wide"
+    kind = native.WIDE64
+
+
+Index = WideTree

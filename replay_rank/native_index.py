@@ -1,0 +1,116 @@
+"""The priority indexes in C: one binding of `native/segment_tree.h` for all kinds of tree.
+
+An array that C can read as it is goes straight there; any other is first converted, or refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import native
+from replay_rank.index import (
+    MASS_DTYPE,
+    SLOT_DTYPE,
+    PriorityIndex,
+    as_floats,
+    as_slots,
+    as_update,
+    bad_mass,
+    bad_slot,
+    bad_target,
+    bad_update,
+    check_draw,
+    check_range,
+)
+from replay_rank.strata import Strata
+
+
+class NativeIndex(PriorityIndex):
+    """A tree in C; a subclass gives its kind. `portable` keeps it from using AVX2, with the same results."""
+
+    kind: int
+
+    def __init__(self, capacity: int, portable: bool = False, **options):
+        super().__init__(capacity, **options)
+        try:
+            self._tree = native.Tree(self.kind, self.capacity, self.alpha, portable)
+        except MemoryError:
+            raise MemoryError(f"no memory for a priority index of capacity {self.capacity}") from None
+        self.backend = self._tree.backend
+
+    def __reduce__(self):
+        raise TypeError(f"a {type(self).__name__} owns memory outside Python; it cannot be copied or pickled")
+
+    @property
+    def total(self) -> float:
+        return self._tree.total
+
+    @property
+    def minimum(self) -> float:
+        return self._tree.minimum
+
+    @property
+    def nbytes(self) -> int:
+        return self._tree.nbytes
+
+    def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
+        try:
+            return self._tree.set(slots, mass)
+        except native.Refused as refused:
+            raise bad_update(self, slots, mass, refused.args[0]) from None
+        except native.Unfit:
+            return self.set(*as_update(slots, mass))
+
+    def set_range(self, first: int, mass: np.ndarray) -> tuple[float, float]:
+        try:
+            if len(mass) == 0:
+                check_range(self, first, 0)
+            return self._tree.set_range(first, mass)
+        except native.Refused as refused:
+            check_range(self, first, len(mass))
+            raise bad_mass(self, mass, (first + refused.args[0]) % self.capacity, refused.args[0]) from None
+        except native.Unfit:
+            return self.set_range(first, as_floats(mass, "mass"))
+        except OverflowError:
+            check_range(self, first, 0)
+            raise
+
+    def get(self, slots: np.ndarray) -> np.ndarray:
+        slots = as_slots(slots)
+        mass = np.empty(slots.size, MASS_DTYPE)
+        try:
+            self._tree.get(slots, mass)
+        except native.Refused as refused:
+            raise bad_slot(self, slots, refused.args[0]) from None
+        return mass
+
+    def find_prefix(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        targets = as_floats(targets, "targets")
+        slots, mass = np.empty(targets.size, SLOT_DTYPE), np.empty(targets.size, MASS_DTYPE)
+        try:
+            self._tree.find_prefix(targets, slots, mass)
+        except native.Refused as refused:
+            raise bad_target(self, targets, refused.args[0]) from None
+        return slots, mass
+
+    def draw(self, strata: Strata, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        check_draw(self, k)
+        slots, mass, probability = np.empty(k, SLOT_DTYPE), np.empty(k, MASS_DTYPE), np.empty(k, MASS_DTYPE)
+        self._tree.draw(strata.state, slots, mass, probability)
+        return slots, mass, probability
+
+    def save(self) -> np.ndarray:
+        mass = np.empty(self.capacity, MASS_DTYPE)
+        self._tree.save(mass)
+        return mass
+
+    def check(self) -> None:
+        node = self._tree.check()
+        if node != -1:
+            raise AssertionError(f"node {node} is not the sum and minimum of its children")
+
+    def time_calls(self, op: str, k: int, calls: int, cold_bytes: int, slots: np.ndarray, mass: np.ndarray, seed: int) -> np.ndarray:
+        """Return what each call takes without Python, float64[calls] in microseconds; see `native/time_calls.h`."""
+        us = np.empty(calls)
+        self._tree.time_calls(op, k, cold_bytes, seed, slots, mass, us)
+        return us
