@@ -108,16 +108,14 @@ static void write_leaves(node *nodes, int64_t width, const int64_t *slots, const
             nodes[width + slots[row]] = leaf_of(mass[row]);
 }
 
-/* Input: rows of an update. Result: textbook form, leaf to root for each row, last one last. */
-static void set_by_element(binary_tree *tree, const int64_t *slots, const double *mass, int64_t k)
+/* Input: a slot and its mass. Result: textbook form: the leaf, and every node from there to the root. */
+static void set_one(binary_tree *tree, int64_t slot, double mass)
 {
     node *nodes = tree->nodes;
-    for (int64_t row = 0; row < k; row++) {
-        int64_t n = tree->width + slots[row];
-        nodes[n] = leaf_of(mass[row]);
-        while (n /= 2)
-            nodes[n] = parent_of(nodes[2 * n], nodes[2 * n + 1]);
-    }
+    int64_t n = tree->width + slot;
+    nodes[n] = leaf_of(mass);
+    while (n /= 2)
+        nodes[n] = parent_of(nodes[2 * n], nodes[2 * n + 1]);
 }
 
 /* Input: a tree whose leaves were written at k slots, and whether only the nodes above those are to be
@@ -173,26 +171,21 @@ static void set_by_levels(binary_tree *tree, const int64_t *slots, const double 
     }
 }
 
-/* Input: a tree and k. Result: the form in which an update of k rows is made. */
-static int form_for(const binary_tree *tree, int64_t k)
+/* Input: a tree. Result: whether it updates row by row: the host's form, as each reads the last. */
+static int by_element(const binary_tree *tree)
 {
-    if (tree->form != BINARY_AUTO)
-        return tree->form;
-    return k < tree->crossover ? BINARY_LEVELS : BINARY_REBUILD;
+    return tree->form == BINARY_ELEMENT && tree->live == NULL;
 }
 
 static void set(segment_tree *head, const int64_t *slots, const double *mass, int64_t k)
 {
     binary_tree *tree = binary(head);
-    int form = form_for(tree, k);
     int64_t step = tree->live != NULL ? LIVE_ROWS : k;
-    for (int64_t first = 0; first < k; first += step) {
-        int64_t rows = k - first < step ? k - first : step;
-        if (form == BINARY_ELEMENT && tree->live == NULL) /* the host's form: it reads what it has just written */
-            set_by_element(tree, slots + first, mass + first, rows);
-        else
-            set_by_levels(tree, slots + first, mass + first, rows, form != BINARY_REBUILD);
-    }
+    int rebuild = tree->form == BINARY_REBUILD || (tree->form == BINARY_AUTO && k >= tree->crossover);
+    for (int64_t row = 0; by_element(tree) && row < k; row++)
+        set_one(tree, slots[row], mass[row]);
+    for (int64_t first = 0; !by_element(tree) && first < k; first += step)
+        set_by_levels(tree, slots + first, mass + first, k - first < step ? k - first : step, !rebuild);
     fetch_root(tree);
 }
 
@@ -202,13 +195,16 @@ static void set_range(segment_tree *head, int64_t first, const double *mass, int
     binary_tree *tree = binary(head);
     node *nodes = tree->nodes;
     int64_t width = tree->width, leaf = width + first;
+    for (int64_t row = 0; by_element(tree) && row < k; row++)
+        set_one(tree, first + row, mass[row]);
+    if (!by_element(tree)) {
 #pragma acc parallel loop present(nodes[0 : 2 * width]) copyin(mass[0 : k])
-    for (int64_t row = 0; row < k; row++)
-        nodes[leaf + row] = leaf_of(mass[row]);
-    if (tree->form == BINARY_REBUILD)
-        redo_levels(tree, NULL, INT64_MAX, 0);
-    for (int level = 1; tree->form != BINARY_REBUILD && width >> level > 0; level++)
-        redo_nodes(nodes, width, leaf >> level, (leaf + k - 1) >> level);
+        for (int64_t row = 0; row < k; row++)
+            nodes[leaf + row] = leaf_of(mass[row]);
+        for (int level = 1; width >> level > 0; level++)
+            redo_nodes(nodes, width, (tree->form == BINARY_REBUILD ? width : leaf) >> level,
+                       (tree->form == BINARY_REBUILD ? 2 * width - 1 : leaf + k - 1) >> level);
+    }
     fetch_root(tree);
 }
 

@@ -215,11 +215,11 @@ static PyObject *tree_time_calls(TreeObject *self, PyObject *args)
 
 static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    (void)kwargs;
+    char *names[] = {"kind", "capacity", "alpha", "portable", NULL};
     int kind, portable = 0;
     long long capacity;
     double alpha = 0.0;
-    if (!PyArg_ParseTuple(args, "iL|dp:Tree", &kind, &capacity, &alpha, &portable))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iL|dp:Tree", names, &kind, &capacity, &alpha, &portable))
         return NULL;
     TreeObject *self = (TreeObject *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
@@ -310,7 +310,7 @@ static PyObject *module_gather_rows(PyObject *module, PyObject *args)
         }
     int64_t k = ROWS(v[1]), bad = row_bytes >= 0 && v[2].len / (row_bytes ? row_bytes : 1) >= k ? -1 : k;
     for (int64_t row = 0; row < k && bad < 0; row++)
-        if (((const int64_t *)v[1].buf)[row] > v[0].len - row_bytes)
+        if (((const int64_t *)v[1].buf)[row] >= 0 && ((const int64_t *)v[1].buf)[row] > v[0].len - row_bytes)
             bad = row;
     if (bad < 0)
         gather_rows(v[0].buf, v[1].buf, k, row_bytes, v[2].buf);

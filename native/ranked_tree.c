@@ -238,8 +238,19 @@ static void find(const segment_tree *head, const double *targets, int64_t *slots
     }
 }
 
+/* Input: a tree with `filled` filled slots. Result: whether total, minimum and the cumulative masses are
+ * what a fresh tree would have. */
+static int sums_are_right(const ranked_tree *tree, int64_t filled)
+{
+    int right = tree->cumulative[0] == 0.0;
+    for (int64_t rank = 1; rank <= tree->head.capacity; rank++)
+        right &= tree->cumulative[rank] == tree->cumulative[rank - 1] + pow((double)rank, -tree->alpha);
+    double minimum = filled > 0 ? mass_of(tree, filled) : INFINITY;
+    return right && tree->head.total == tree->cumulative[filled] && tree->head.minimum == minimum;
+}
+
 /* Input: a tree. Result: -1, or the number of the first block that holds an entry out of order or not
- * as its slot says; the number of blocks in use when a filled slot is in none of them. */
+ * as its slot says; the number of blocks in use when a filled slot is in none of them or a sum is wrong. */
 static int64_t check(const segment_tree *head)
 {
     const ranked_tree *tree = ranked(head);
@@ -260,7 +271,7 @@ static int64_t check(const segment_tree *head)
     }
     for (int64_t slot = 0; slot < head->capacity; slot++)
         filled += tree->priority[slot] != 0.0;
-    return entries == filled && filled == tree->size && head->total == tree->cumulative[filled] ? -1 : tree->blocks;
+    return entries == filled && filled == tree->size && sums_are_right(tree, filled) ? -1 : tree->blocks;
 }
 
 static void destroy(segment_tree *head)

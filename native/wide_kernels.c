@@ -26,6 +26,7 @@ typedef int32_t n4 __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
 #define GROUP 64 /* rows that go through a level together, so that their cache misses overlap */
+#define AHEAD 16 /* rows before its use, a line is asked for again: a processor may drop a prefetch */
 
 #ifdef __clang__
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
@@ -103,16 +104,17 @@ INLINE runs prefix_sums(const void *block, int narrow)
     return node;
 }
 
-/* Input: prefix sums, one bit pattern for each lane: all ones where not above the target. Result: the
- * number of those. */
-INLINE int count_lanes(const v4 *upto, int length, double target)
+/* Input: 2 or 4 vectors of prefix sums and a target. Result: how many of them are not above it. Packing
+ * the comparisons into bytes takes fewer instructions than a bit mask of each. */
+INLINE int count_up_to(const v4 *upto, int length, double target)
 {
     v4 t = {target, target, target, target};
 #ifdef __AVX2__
-    unsigned bits = 0;
-    for (int j = 0; j < length; j++)
-        bits |= (unsigned)_mm256_movemask_pd((__m256d)(upto[j] <= t)) << (4 * j);
-    return __builtin_popcount(bits);
+    __m256i low = _mm256_packs_epi32((__m256i)(upto[0] <= t), (__m256i)(upto[1] <= t));
+    if (length == 2)
+        return __builtin_popcount((unsigned)_mm256_movemask_epi8(low)) / 4;
+    __m256i high = _mm256_packs_epi32((__m256i)(upto[2] <= t), (__m256i)(upto[3] <= t));
+    return __builtin_popcount((unsigned)_mm256_movemask_epi8(_mm256_packs_epi16(low, high))) / 2;
 #else
     m4 count = {0, 0, 0, 0};
     for (int j = 0; j < length; j++)
@@ -131,22 +133,29 @@ INLINE double below(double sum)
     return sum;
 }
 
-/* Input: a block or node without kept prefix sums, not empty, and a target. Result: the element that
- * holds the target; the target becomes what is left over in it. A target that rounding has left beyond
- * the block is first lowered below its total. */
-INLINE int64_t descend_block(const void *block, double *target, int narrow)
+/* Input: the prefix sums of a block or node that is not empty, and a target. Result: the element that
+ * holds it. A target that rounding has left beyond the block is first lowered below its total. */
+INLINE int64_t element_of(const runs *node, double *target, int narrow)
 {
     const int length = run_length(narrow);
-    runs node = prefix_sums(block, narrow);
-    int64_t child = count_lanes(node.upto, length, *target);
+    int64_t child = count_up_to(node->upto, length, *target);
     if (__builtin_expect(child == 4 * length, 0)) {
-        *target = below(node.upto[length - 1][3]);
-        child = count_lanes(node.upto, length, *target);
+        *target = below(node->upto[length - 1][3]);
+        child = count_up_to(node->upto, length, *target);
     }
-    double before[16];
+    return child;
+}
+
+/* Input: a node without kept prefix sums, not empty, and a target. Result: the child that holds the
+ * target, which becomes what is left over in it. */
+INLINE int64_t descend_summed(const double *sum, double *target)
+{
+    runs node = prefix_sums(sum, 0);
+    int64_t child = element_of(&node, target, 0);
+    double before[8];
     memcpy(before, &node.start, sizeof node.start);
-    memcpy(before + 4, node.upto, (size_t)(length - 1) * sizeof node.start);
-    *target -= before[place_of(child, narrow)];
+    memcpy(before + 4, node.upto, sizeof node.start);
+    *target -= before[place_of(child, 0)];
     return child;
 }
 
@@ -154,10 +163,10 @@ INLINE int64_t descend_block(const void *block, double *target, int narrow)
 INLINE int64_t descend_node(const double *inclusive, double *target)
 {
     const v4 *upto = (const v4 *)inclusive;
-    int64_t child = count_lanes(upto, 2, *target);
+    int64_t child = count_up_to(upto, 2, *target);
     if (__builtin_expect(child == WIDE_FAN, 0)) {
         *target = below(inclusive[WIDE_FAN - 1]);
-        child = count_lanes(upto, 2, *target);
+        child = count_up_to(upto, 2, *target);
     }
     /* Without a branch, which would be mispredicted for every eighth child. */
     int64_t bits, not_first = child != 0;
@@ -308,8 +317,6 @@ INLINE void settle(wide_tree *tree)
         redo_marked(tree, level, tree->dirty_sum[level], redo_sum);
         redo_marked(tree, level, tree->dirty_min[level], redo_min);
     }
-    /* Nobody redoes nodes above the top, so their marks (one word of them) go, as if never made. */
-    *tree->dirty_sum[tree->top + 1] = *tree->dirty_min[tree->top + 1] = 0;
     *tree->dirty_sum[tree->top + 1] = *tree->dirty_min[tree->top + 1] = 0; /* there is no level above */
     double total = 0.0, minimum = INFINITY;
     for (int64_t node = 0; node < tree->entries[tree->top] / WIDE_FAN; node++) {
@@ -322,13 +329,17 @@ INLINE void settle(wide_tree *tree)
     tree->searchable = 0;
 }
 
-/* Input: a row's slot. Result: the lines that its update will touch are on their way. */
-INLINE void prefetch_row(const wide_tree *tree, int64_t slot, int narrow)
+/* Input: a row's slot. Result: its block is on its way. */
+INLINE void prefetch_leaf(const wide_tree *tree, int64_t slot, int narrow)
 {
-    int64_t block = slot >> block_shift(narrow);
-    __builtin_prefetch(block_of(tree, block), 1);
-    __builtin_prefetch(tree->sum[1] + block, 1);
-    __builtin_prefetch(tree->min[1] + block, 1);
+    __builtin_prefetch(block_of(tree, slot >> block_shift(narrow)), 1);
+}
+
+/* Input: a row's slot. Result: the lines of its block's entry are on their way. */
+INLINE void prefetch_entry(const wide_tree *tree, int64_t slot, int narrow)
+{
+    __builtin_prefetch(tree->sum[1] + (slot >> block_shift(narrow)), 1);
+    __builtin_prefetch(tree->min[1] + (slot >> block_shift(narrow)), 1);
 }
 
 /* Input: up to GROUP rows. Result: their leaves, and the levels 1 and 2, are right. All leaves first:
@@ -337,10 +348,15 @@ INLINE void set_group(wide_tree *tree, const int64_t *slots, const double *mass,
 {
     int64_t moved[GROUP];
     int64_t num_moved = 0;
-    for (int64_t row = 0; row < k; row++)
+    for (int64_t row = 0; row < k; row++) {
+        if (row + AHEAD < k)
+            prefetch_leaf(tree, slots[row + AHEAD], narrow);
         write_leaf(tree, slots[row], mass[row], narrow);
+    }
     for (int64_t row = 0; row < k; row++) {
         int64_t block = slots[row] >> block_shift(narrow);
+        if (row + AHEAD < k)
+            prefetch_entry(tree, slots[row + AHEAD], narrow);
         moved[num_moved] = block / WIDE_FAN;
         num_moved += redo_block(tree, block, narrow);
     }
@@ -348,6 +364,13 @@ INLINE void set_group(wide_tree *tree, const int64_t *slots, const double *mass,
         redo_sum(tree, 1, slots[row] >> block_shift(narrow) >> 3);
     for (int64_t i = 0; i < num_moved; i++)
         redo_min(tree, 1, moved[i]);
+}
+
+/* Input: a row's slot. Result: all lines that its update needs first are on their way. */
+INLINE void prefetch_row(const wide_tree *tree, int64_t slot, int narrow)
+{
+    prefetch_leaf(tree, slot, narrow);
+    prefetch_entry(tree, slot, narrow);
 }
 
 INLINE void set_rows(wide_tree *tree, const int64_t *slots, const double *mass, int64_t k, int narrow)
@@ -429,7 +452,7 @@ INLINE int64_t descend_top(const wide_tree *tree, double per_mass, double *targe
     int64_t entry = tree->guide[slice_of(*target, per_mass)];
     for (;;) {
         const u4 *after = (const u4 *)(tree->prefix + entry + 1);
-        int below_target = count_lanes((v4[]){after[0], after[1]}, 2, *target);
+        int below_target = count_up_to((v4[]){after[0], after[1]}, 2, *target);
         entry += below_target;
         if (__builtin_expect(below_target < WIDE_FAN, 1))
             break;
@@ -446,13 +469,19 @@ INLINE const void *line_of(const wide_tree *tree, int level, int64_t node)
     return (level == 1 ? tree->sum[1] : tree->inclusive[level]) + node * WIDE_FAN;
 }
 
-/* Input: as above, and a target. Result: the number of the child that holds it, in its level. */
-INLINE int64_t descend(const wide_tree *tree, int level, int64_t node, double *target, int narrow)
+/* Input: a level and one of its nodes, and a target. Result: the number of the child that holds it, in
+ * its level; the target becomes what is left over in it. */
+INLINE int64_t descend(const wide_tree *tree, int level, int64_t node, double *target)
 {
-    const void *line = line_of(tree, level, node);
-    if (level == 0)
-        return (node << block_shift(narrow)) + descend_block(line, target, narrow);
-    return node * WIDE_FAN + (level == 1 ? descend_block(line, target, 0) : descend_node(line, target));
+    const double *line = line_of(tree, level, node);
+    return node * WIDE_FAN + (level == 1 ? descend_summed(line, target) : descend_node(line, target));
+}
+
+/* Input: a block and a target. Result: the slot that holds it. */
+INLINE int64_t slot_in(const wide_tree *tree, int64_t block, double target, int narrow)
+{
+    runs leaves = prefix_sums(block_of(tree, block), narrow);
+    return (block << block_shift(narrow)) + element_of(&leaves, &target, narrow);
 }
 
 /* Input: up to GROUP targets. Result: the slots that hold them. Each level is finished for all rows
@@ -467,15 +496,17 @@ INLINE void descend_group(const wide_tree *tree, const double *targets, int64_t 
     }
     for (int level = tree->top - 1; level > 1; level--)
         for (int64_t row = 0; row < k; row++) {
-            at[row] = descend(tree, level, at[row], &left[row], narrow);
+            at[row] = descend(tree, level, at[row], &left[row]);
             __builtin_prefetch(line_of(tree, level - 1, at[row]));
         }
     for (int64_t row = 0; tree->top > 1 && row < k; row++) {
-        at[row] = descend(tree, 1, at[row], &left[row], narrow);
+        at[row] = descend(tree, 1, at[row], &left[row]);
         __builtin_prefetch(line_of(tree, 0, at[row]));
     }
     for (int64_t row = 0; row < k; row++) {
-        at[row] = descend(tree, 0, at[row], &left[row], narrow);
+        if (row + AHEAD < k)
+            __builtin_prefetch(line_of(tree, 0, at[row + AHEAD]));
+        at[row] = slot_in(tree, at[row], left[row], narrow);
         mass[row] = read_leaf(tree, at[row], narrow);
     }
 }

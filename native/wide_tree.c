@@ -32,12 +32,12 @@ static void measure(wide_tree *tree, int64_t capacity)
     tree->entries[tree->top + 1] = tree->entries[tree->top] / WIDE_FAN;
 }
 
-/* Input: a measured tree and where its memory begins, or NULL. Result: all its arrays have a place
+/* Input: a measured tree and where its memory begins, or 0. Result: all its arrays have a place
  * there. The number of bytes that takes is returned. */
-static size_t lay_out(wide_tree *tree, char *memory)
+static size_t lay_out(wide_tree *tree, uintptr_t memory)
 {
     size_t end = 0;
-    tree->leaves = memory + carve(&end, (size_t)tree->entries[0] * (tree->narrow ? sizeof(float) : sizeof(double)));
+    tree->leaves = (void *)(memory + carve(&end, (size_t)tree->entries[0] * (tree->narrow ? sizeof(float) : sizeof(double))));
     for (int level = 1; level <= tree->top + 1; level++) {
         size_t bytes = (size_t)tree->entries[level] * sizeof(double);
         size_t words = ((size_t)tree->entries[level] / WIDE_FAN / 64 + 1) * sizeof(uint64_t);
@@ -74,13 +74,13 @@ segment_tree *wide_tree_create(int64_t capacity, int narrow, const tree_kernels 
         return NULL;
     tree->narrow = narrow;
     measure(tree, capacity);
-    tree->arena_bytes = lay_out(tree, NULL);
+    tree->arena_bytes = lay_out(tree, 0);
     tree->arena = tree_memory(tree->arena_bytes);
     if (tree->arena == NULL) {
         free(tree);
         return NULL;
     }
-    lay_out(tree, tree->arena);
+    lay_out(tree, (uintptr_t)tree->arena);
     make_empty(tree);
     tree->head.kind = &kernels->wide;
     tree->head.backend = kernels->name;

@@ -94,9 +94,13 @@ class NativeIndex(PriorityIndex):
         return slots, mass
 
     def draw(self, strata: Strata, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        check_draw(self, k)
+        if k < 0:
+            check_draw(self, k)
         slots, mass, probability = np.empty(k, SLOT_DTYPE), np.empty(k, MASS_DTYPE), np.empty(k, MASS_DTYPE)
-        self._tree.draw(strata.state, slots, mass, probability)
+        try:
+            self._tree.draw(strata.state, slots, mass, probability)
+        except native.Refused:
+            raise bad_target(self, (), 0) from None
         return slots, mass, probability
 
     def save(self) -> np.ndarray:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from apex import seeds
 from apex.config import Config
 from apex.ports import IntakeEvent, PriorityEvent, ReplayPort, SampleRequestEvent
 from apex.role import Role
 from apex.schema import EnvSpec, intake_layout, priority_layout, sample_layout
 from apex.topology import REPLAY
+from replay_rank.index import index_class
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay, ring_places
 
@@ -81,7 +84,6 @@ class ReplayService(Role):
 def memory_bytes(config: Config, spec: EnvSpec) -> int:
     """Return the bytes one replay rank's ring, index and send buffers will take when full."""
     layout = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step)
-    slots = ring_places(config) * config.actor.intake_batch
-    width = 1 << (slots - 1).bit_length()  # the index pads its leaves to a power of two
-    index = 4 * 8 * width  # sum and minimum, leaves and inner nodes
-    return ring_places(config) * layout.nbytes + index + config.learner.prefetch * sample_layout(spec, config.learner.batch_size).nbytes
+    index = index_class(config.replay.index).bytes_per_slot * ring_places(config) * config.actor.intake_batch
+    buffers = config.learner.prefetch * sample_layout(spec, config.learner.batch_size).nbytes
+    return ring_places(config) * layout.nbytes + math.ceil(index) + buffers

@@ -24,6 +24,17 @@ _MARK = "JOB_OF_TEST"  # in the environment of every process of a job, whichever
 _LINGER_S = 5.0  # mpirun, and the kernel, take a moment to end what is killed
 
 
+@pytest.fixture(scope="module")
+def one_torch_thread():
+    """For small tensors: a second thread would only be waited for."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class Ended(NamedTuple):
     """How a job ended."""
 

@@ -44,6 +44,7 @@ class PriorityIndex(abc.ABC):
         capacity: number of slots, 1 to MAX_CAPACITY.
         backend: what runs the calls, in words: the instruction set or the device.
         nbytes: memory the index holds, in bytes.
+        bytes_per_slot: a large index never takes more than this for a slot.
     """
 
     name: str
@@ -53,6 +54,7 @@ class PriorityIndex(abc.ABC):
     capacity: int
     backend: str
     nbytes: int
+    bytes_per_slot: float
 
     def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu"):
         """All slots empty; `alpha` is for rule "rank", `device` for an index of torch.

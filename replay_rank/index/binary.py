@@ -31,6 +31,7 @@ class BinaryTree(NativeIndex):
 
     name = "binary"
     kind = native.BINARY
+    bytes_per_slot = 64.0  # 32 at a power of two, twice that just above it
 
     def __init__(self, capacity: int, **options):
         accelerator.settle()

@@ -23,6 +23,7 @@ class NumpyTree(PriorityIndex):
     """
 
     name = backend = "numpy"
+    bytes_per_slot = 64.0
 
     def __init__(self, capacity: int, **options):
         super().__init__(capacity, **options)

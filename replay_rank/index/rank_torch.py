@@ -14,6 +14,7 @@ class TorchRanks(TensorIndex):
     """
 
     name, rule = "rank_torch", "rank"
+    bytes_per_slot = 56.0  # 32, and the room in which they are sorted
 
     def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", eps: float = EPS):
         super().__init__(capacity, alpha, device, eps)

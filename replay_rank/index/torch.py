@@ -19,6 +19,7 @@ class TorchTree(TensorIndex):
     """
 
     name = "torch"
+    bytes_per_slot = 8.3
 
     def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", eps: float = EPS, fan_out: int = FAN_OUT):
         """`fan_out`: entries in a row, a power of two >= 2; ValueError for another."""

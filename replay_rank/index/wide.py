@@ -9,6 +9,7 @@ class WideTree(NativeIndex):
 
     name = "wide"
     kind = native.WIDE64
+    bytes_per_slot = 10.5
 
 
 Index = WideTree

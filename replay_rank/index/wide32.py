@@ -11,6 +11,7 @@ class WideTree32(NativeIndex):
 
     name = "wide32"
     kind = native.WIDE32
+    bytes_per_slot = 5.3
     leaf_dtype = np.dtype(np.float32)
 
 

@@ -4,7 +4,6 @@ import functools
 
 import numpy as np
 import pytest
-import torch
 
 pytest.register_assert_rewrite("index_conformance")
 
@@ -17,13 +16,7 @@ WIDE_TOP = 512  # as in native/wide_tree.h
 WIDE_CAPACITIES = [100, 1000, 5000, 40_000]  # one, two and three levels
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The tensors of these tests are small: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 class TestBinaryIndex(IndexConformance):

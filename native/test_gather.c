@@ -1,0 +1,69 @@
+/* test_gather.c: gather.c against the obvious loop, and time_calls.c, under the sanitizers. */
+#include "gather.h"
+#include "time_calls.h"
+#include "tree_oracle.h"
+
+/* Arrays are exactly as long as the call needs, so that an access beyond is seen. */
+static void test_rows_are_copied_in_order_and_negative_offsets_give_zeros(void)
+{
+    for (int64_t k = 0; k < 9; k++)
+        for (int64_t row_bytes = 0; row_bytes < 40; row_bytes++) {
+            uint8_t *base = have(100), *out = have((size_t)(k * row_bytes) + 1);
+            int64_t *offset = have((size_t)k * 8 + 1);
+            for (int i = 0; i < 100; i++)
+                base[i] = (uint8_t)(i + 1);
+            for (int64_t row = 0; row < k; row++)
+                offset[row] = row % 3 == 2 ? -row : (row * 37 + 100) % (101 - row_bytes);
+            out[k * row_bytes] = 0xEE;
+            gather_rows(base, offset, k, row_bytes, out);
+            for (int64_t i = 0; i < k * row_bytes; i++) {
+                int64_t from = offset[i / row_bytes];
+                CHECK(out[i] == (from < 0 ? 0 : base[from + i % row_bytes]));
+            }
+            CHECK(out[k * row_bytes] == 0xEE);
+            free(base), free(out), free(offset);
+        }
+}
+
+static void test_calls_are_timed_and_leave_the_tree_right(void)
+{
+    static const char *const ops[] = {"insert", "update", "sample", "step"};
+    int64_t slots[60];
+    double mass[60];
+    for (int64_t row = 0; row < 60; row++)
+        slots[row] = row * 3, mass[row] = 1.0 + (double)row;
+    segment_tree *tree = segment_tree_create(SEGMENT_TREE_WIDE64, 200, 0.0, 0);
+    for (int i = 0; i < COUNT(ops); i++) {
+        double us[7] = {-1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0};
+        CHECK(time_calls(tree, ops[i], 20, i * 1000, 3, slots, mass, 60, us, 7) == 0);
+        for (int call = 0; call < 7; call++)
+            CHECK(us[call] >= 0.0);
+        CHECK(segment_tree_check(tree) == -1 && segment_tree_total(tree) > 0.0);
+    }
+    segment_tree_destroy(tree);
+}
+
+static void test_calls_that_cannot_be_made_are_not_timed(void)
+{
+    int64_t slots[60] = {0};
+    double mass[60] = {1.0}, us[1] = {-1.0};
+    segment_tree *tree = segment_tree_create(SEGMENT_TREE_WIDE64, 30, 0.0, 0);
+    CHECK(time_calls(tree, "nothing", 1, 0, 3, slots, mass, 60, us, 1) == -1);
+    CHECK(time_calls(tree, "update", 0, 0, 3, slots, mass, 60, us, 1) == -1);
+    CHECK(time_calls(tree, "update", 61, 0, 3, slots, mass, 60, us, 1) == -1);
+    CHECK(time_calls(tree, "update", 1, -1, 3, slots, mass, 60, us, 1) == -1);
+    CHECK(time_calls(tree, "update", 1, INT64_MAX / 2, 3, slots, mass, 60, us, 1) == -1);
+    CHECK(time_calls(tree, "insert", 31, 0, 3, slots, mass, 60, us, 1) == -1);
+    CHECK(time_calls(tree, "step", 1, 0, 3, slots, mass, 60, us, 1) == -1);
+    CHECK(us[0] == -1.0 && segment_tree_total(tree) == 0.0);
+    segment_tree_destroy(tree);
+}
+
+int main(void)
+{
+    test_rows_are_copied_in_order_and_negative_offsets_give_zeros();
+    test_calls_are_timed_and_leave_the_tree_right();
+    test_calls_that_cannot_be_made_are_not_timed();
+    puts("test_gather: all passed");
+    return 0;
+}
