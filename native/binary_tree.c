@@ -295,11 +295,10 @@ static void destroy(segment_tree *head)
     binary_tree *tree = binary(head);
     node *nodes = tree->nodes;
     int64_t nodes_held = 2 * tree->width;
-    (void)nodes_held;
     if (nodes != NULL) {
 #pragma acc exit data delete (nodes[0 : nodes_held])
     }
-    free(nodes);
+    tree_release(nodes, (size_t)nodes_held * sizeof *nodes);
     free(tree->seen);
     free(tree->live);
     free(tree);
@@ -346,7 +345,7 @@ segment_tree *binary_tree_create(int64_t capacity)
     tree->seen = device ? calloc((size_t)tree->width / 64 + 1, sizeof *tree->seen) : NULL;
     tree->live = device ? malloc(LIVE_ROWS * sizeof *tree->live) : NULL;
     if (tree->nodes == NULL || (device && (tree->seen == NULL || tree->live == NULL))) {
-        free(tree->nodes);
+        tree_release(tree->nodes, bytes);
         free(tree->seen);
         free(tree->live);
         free(tree);

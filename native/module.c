@@ -50,6 +50,20 @@ static void close_arrays(Py_buffer *views, int count)
         PyBuffer_Release(&views[count]);
 }
 
+/* Input: buffers. Result: whether one that is written to shares memory with another: C could then read
+ * what it has just written, as a slot even. */
+static int overlap(const Py_buffer *views, int count)
+{
+    for (int i = 0; i < count; i++)
+        for (int j = i + 1; j < count; j++) {
+            const char *a = views[i].buf, *b = views[j].buf;
+            int apart = a + views[i].len <= b || b + views[j].len <= a;
+            if (!apart && !(views[i].readonly && views[j].readonly))
+                return 1;
+        }
+    return 0;
+}
+
 /* Input: the arguments of a call, and a letter for each as in open_array, upper case where written to.
  * Result: 0 and as many buffers, all of one length but for 'U' and 'b', or -1 and an exception. */
 static int open_arrays(PyObject *const *args, Py_ssize_t nargs, const char *types, Py_buffer *views)
@@ -70,6 +84,11 @@ static int open_arrays(PyObject *const *args, Py_ssize_t nargs, const char *type
             PyErr_SetString(Unfit, "arrays of different lengths");
             return -1;
         }
+    }
+    if (types[count - 1] < 'a' && overlap(views, count)) {
+        close_arrays(views, count);
+        PyErr_SetString(Unfit, "arrays that share memory");
+        return -1;
     }
     return 0;
 }

@@ -1,5 +1,5 @@
 /* segment_tree.c: what all kinds of tree share: checking arguments, choosing the kernels, drawing. */
-#define _GNU_SOURCE /* madvise */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
 #include "segment_tree.h"
 
 #include <float.h>
@@ -12,17 +12,39 @@
 #define LINE 64
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Input: bytes > 0. Result: see tree_kind.h. */
+/* Input: bytes. Result: the next multiple of a huge page. */
+static size_t in_huge_pages(size_t bytes)
+{
+    return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+}
+
+/* Input: bytes > 0. Result: see tree_kind.h. What is mapped in front of the aligned block and behind it
+ * is unmapped. */
 void *tree_memory(size_t bytes)
 {
-    size_t alignment = bytes < HUGE_PAGE ? LINE : HUGE_PAGE;
-    size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    void *memory = aligned_alloc(alignment, rounded);
+    if (bytes < HUGE_PAGE)
+        return aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE);
+    size_t wanted = in_huge_pages(bytes), front;
+    char *mapped = mmap(NULL, wanted + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED)
+        return NULL;
+    front = in_huge_pages((uintptr_t)mapped) - (uintptr_t)mapped;
+    if (front > 0)
+        munmap(mapped, front);
+    munmap(mapped + front + wanted, HUGE_PAGE - front);
 #ifdef MADV_HUGEPAGE
-    if (memory != NULL && alignment == HUGE_PAGE)
-        madvise(memory, rounded, MADV_HUGEPAGE);
+    madvise(mapped + front, wanted, MADV_HUGEPAGE);
 #endif
-    return memory;
+    return mapped + front;
+}
+
+/* Input: what tree_memory gave for `bytes`, or NULL. Result: it is given back. */
+void tree_release(void *memory, size_t bytes)
+{
+    if (memory != NULL && bytes >= HUGE_PAGE)
+        munmap(memory, in_huge_pages(bytes));
+    else
+        free(memory);
 }
 
 /* Input: whether the portable ones are asked for. Result: the fastest kernels of this machine. */
@@ -30,7 +52,7 @@ static const tree_kernels *kernels_here(int portable)
 {
 #ifdef HAVE_AVX2
     __builtin_cpu_init();
-    if (!portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt"))
+    if (!portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("bmi"))
         return &avx2_kernels;
 #else
     (void)portable;

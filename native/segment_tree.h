@@ -49,8 +49,8 @@ enum { BINARY_AUTO, BINARY_ELEMENT, BINARY_REBUILD, BINARY_LEVELS };
 
 /* A new tree with every slot empty. NULL when the kind is unknown, when capacity < 1, when the size
  * overflows, or when memory runs out. `alpha` is the exponent of a ranked tree, from 0 to
- * SEGMENT_TREE_LARGEST_ALPHA (or the result is NULL), and not read for the others. `portable` keeps a wide tree from using AVX2 where the machine has it; the
- * results are the same. The caller owns the tree and ends it with segment_tree_destroy. O(capacity). */
+ * SEGMENT_TREE_LARGEST_ALPHA (or the result is NULL), and not read for the others. `portable` keeps a
+ * tree from using AVX2 where the machine has it; the results are the same. The caller owns the tree and ends it with segment_tree_destroy. O(capacity). */
 segment_tree *segment_tree_create(int kind, int64_t capacity, double alpha, int portable);
 
 /* Frees the tree. NULL is fine. O(1). */

@@ -42,10 +42,12 @@ struct segment_tree {
     double largest; /* the largest mass that a leaf can hold */
 };
 
-/* Memory of `bytes` > 0 bytes, owned by the caller, to be freed with free; NULL without memory. Large
- * blocks are aligned to 2 MiB and the kernel is advised to back them with huge pages: one TLB entry
- * then covers 2 MiB of a tree that is read at random. */
+/* Memory of `bytes` > 0 bytes, on a cache line at least, owned by the caller, to be given back to
+ * tree_release with the same number; NULL without memory. Large blocks are aligned to 2 MiB and the
+ * kernel is advised to back them with huge pages: one TLB entry then covers 2 MiB of a tree that is read
+ * at random. They are mapped, not taken from the heap, which would be left in pieces. */
 void *tree_memory(size_t bytes);
+void tree_release(void *memory, size_t bytes);
 
 /* The calls of a wide tree that do not depend on the instruction set. */
 void wide_tree_destroy(segment_tree *tree);

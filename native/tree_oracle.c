@@ -15,6 +15,17 @@ void *have(size_t bytes)
     return memory;
 }
 
+rows make_rows(int64_t k)
+{
+    return (rows){k, have((size_t)k * 8 + !k), have((size_t)k * 8 + !k)};
+}
+
+void drop_rows(rows *batch)
+{
+    free(batch->slots);
+    free(batch->mass);
+}
+
 oracle oracle_create(int kind, int64_t capacity, double alpha)
 {
     oracle made = {kind, capacity, alpha, NULL, NULL, NULL, NULL, INFINITY};
@@ -137,6 +148,26 @@ void oracle_check_found(const oracle *it, double total, double target, int64_t s
     CHECK(off > 0.0L ? lowered <= it->prefix[at + 1] + off * total : lowered < it->prefix[at + 1]);
 }
 
+/* By bisection of the numbers from 0 to the total, which are in the order of their bits. */
+double oracle_edge(const oracle *it, const segment_tree *tree, int64_t position)
+{
+    double target = segment_tree_total(tree), mass;
+    int64_t low = -1, high, slot;
+    memcpy(&high, &target, sizeof high);
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        memcpy(&target, &middle, sizeof target);
+        CHECK(segment_tree_find_prefix(tree, &target, &slot, &mass, 1) == -1);
+        CHECK(slot >= 0 && slot < it->capacity);
+        if (it->position[slot] >= position)
+            high = middle;
+        else
+            low = middle;
+    }
+    memcpy(&target, &high, sizeof target);
+    return target;
+}
+
 /* Input: the state of a stream. Result: its next number as segment_tree_draw documents it, in [0, 1). */
 static double splitmix_uniform(uint64_t *state)
 {
@@ -149,7 +180,8 @@ static double splitmix_uniform(uint64_t *state)
 void oracle_check_draw(const oracle *it, const segment_tree *tree, uint64_t *state, int64_t k)
 {
     double total = segment_tree_total(tree);
-    double *target = have((size_t)k * 8), *mass = have((size_t)k * 8), *found = have((size_t)k * 8), *probability = have((size_t)k * 8);
+    double *target = have((size_t)k * 8), *mass = have((size_t)k * 8);
+    double *found = have((size_t)k * 8), *probability = have((size_t)k * 8);
     int64_t *slots = have((size_t)k * 8), *drawn = have((size_t)k * 8);
     uint64_t expected = *state;
     for (int64_t row = 0; row < k; row++) {

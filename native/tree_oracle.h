@@ -41,8 +41,20 @@ typedef struct {
     double minimum;
 } oracle;
 
+/* The rows of one call; the arrays are exactly k long, so that a sanitizer sees any access beyond. */
+typedef struct {
+    int64_t k;
+    int64_t *slots;
+    double *mass;
+} rows;
+
 /* Input: bytes > 0. Result: memory, owned by the caller; the test ends without. */
 void *have(size_t bytes);
+
+/* Input: k >= 0. Result: memory for k rows, to be released with drop_rows. */
+rows make_rows(int64_t k);
+
+void drop_rows(rows *batch);
 
 /* Input: as for segment_tree_create. Result: an empty oracle, to be ended with oracle_destroy. */
 oracle oracle_create(int kind, int64_t capacity, double alpha);
@@ -67,6 +79,10 @@ void oracle_check(const oracle *it, const segment_tree *tree);
 /* Input: an oracle that has just looked, a tree's total, a target and what was found for it, and how far
  * it may be off, as a part of the total. Result: none; it may be drawn, and the target falls on it. */
 void oracle_check_found(const oracle *it, double total, double target, int64_t slot, double mass, long double off);
+
+/* Input: an oracle that has just looked, a tree that is not empty and a position. Result: the smallest target
+ * for which the tree finds that position or a later one, as its own sums round; its total if there is none. */
+double oracle_edge(const oracle *it, const segment_tree *tree, int64_t position);
 
 /* Input: an oracle that has just looked, a tree that is not empty, a stream and k. Result: none; k draws
  * are, to the last bit, the search of the documented targets, and the stream moves by k. */

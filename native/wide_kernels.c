@@ -1,7 +1,8 @@
 /* wide_kernels.c: the hot calls of the wide tree.
  *
- * Compiled twice: as KERNELS=portable_kernels and, on x86-64, as KERNELS=avx2_kernels with AVX2 allowed. Vectors are GCC's, so that one source fits any machine. Every element is added in the
- * order that wide_tree.h gives, whatever the width of the machine's vectors: results have equal bits.
+ * Compiled twice: as KERNELS=portable_kernels and, on x86-64, as KERNELS=avx2_kernels with AVX2 allowed.
+ * Vectors are GCC's, so that one source fits any machine. Every element is added in the order that
+ * wide_tree.h gives, whatever the width of the machine's vectors: results have equal bits.
  *
  * `narrow` is a constant wherever it is passed, so each function is compiled for both leaf types.
  */

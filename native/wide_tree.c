@@ -91,7 +91,7 @@ segment_tree *wide_tree_create(int64_t capacity, int narrow, const tree_kernels 
 
 void wide_tree_destroy(segment_tree *tree)
 {
-    free(((wide_tree *)tree)->arena);
+    tree_release(((wide_tree *)tree)->arena, ((wide_tree *)tree)->arena_bytes);
     free(tree);
 }
 

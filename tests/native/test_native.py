@@ -1,22 +1,23 @@
-"""The C code: its own tests under the sanitizers, and the ctypes declarations against the headers."""
+"""The C code: its own tests under the sanitizers, how it is found and built, and the indexes over it."""
 
 import copy
-import gc
 import os
 import pickle
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import native
+from native import _native
 from replay_rank.index import make_index
 
 FOLDER = Path(native.__file__).parent
 COMPILER = os.environ.get("CC", "cc")
+INDEXES = ["wide", "wide32", "binary", "rank"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
@@ -25,66 +26,71 @@ def test_the_c_tests_pass_under_the_sanitizers():
     # An outer make must not lend this one its job server or its flags.
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     command = ["make", "-C", str(FOLDER), "test", f"CC={COMPILER}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "all passed" in done.stdout
+    for program in ("test_segment_tree", "test_tree_damage", "test_gather", "fuzz_segment_tree"):
+        assert f"{program}: all passed" in done.stdout
 
 
-def test_every_function_of_the_headers_is_declared_to_ctypes():
-    headers = "".join(path.read_text() for path in sorted(FOLDER.glob("*.h")))
-    functions = re.findall(r"^\w[^\n/]*?\b(\w+)\(([^()]*?)\);", headers, re.M | re.S)
-    declared = {name: len(arguments) for name, (_, arguments) in native._PROTOTYPES.items()}
-    assert declared == {name: arguments.count(",") + 1 for name, arguments in functions}
+def test_every_function_of_the_contract_is_used_by_the_module():
+    declared = set(re.findall(r"^\w[^\n/]*?\b(segment_tree_\w+)\(", (FOLDER / "segment_tree.h").read_text(), re.M))
+    used = set(re.findall(r"\b(segment_tree_\w+)\(", (FOLDER / "module.c").read_text()))
+    assert "segment_tree_draw" in declared
+    assert declared - used == set()
 
 
-def test_the_library_is_loaded_once():
-    assert native.library() is native.library()
+def test_the_module_keeps_to_the_limited_api():
+    assert Path(_native.__file__).name == "_native.abi3.so"
+    assert "#define Py_LIMITED_API 0x030B0000" in (FOLDER / "module.c").read_text()
 
 
-def test_a_missing_library_says_how_to_build_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "_LIBRARY", tmp_path / "libapex_native.so")
-    with pytest.raises(ImportError, match="run: make native"):
-        native.library.__wrapped__()
+def test_the_kinds_are_numbered_as_in_the_header():
+    header = (FOLDER / "segment_tree.h").read_text()
+    kinds = re.search(r"enum \{ (SEGMENT_TREE_WIDE64[^}]*?) \}", header)[1].split(", ")
+    forms = re.search(r"enum \{ (BINARY_AUTO[^}]*?) \}", header)[1].split(", ")
+    assert [getattr(native, kind.removeprefix("SEGMENT_TREE_")) for kind in kinds] == list(range(len(kinds)))
+    assert list(native.FORMS) == [form.removeprefix("BINARY_").lower() for form in forms]
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """The library with `destroyed`, the trees freed so far, and functions that can be replaced."""
-    real = native.library()
-    lib = SimpleNamespace(**{name: getattr(real, name) for name in native._PROTOTYPES})
-    lib.destroyed = []
-
-    def destroy(tree):
-        lib.destroyed.append(tree)
-        real.segment_tree_destroy(tree)
-
-    lib.segment_tree_destroy = destroy
-    monkeypatch.setattr(native, "library", lambda: lib)
-    return lib
+@pytest.mark.parametrize("content", [None, b"not a library"])
+def test_a_missing_or_bad_module_says_how_to_build_it(tmp_path, content):
+    (tmp_path / "native").mkdir()
+    shutil.copy(FOLDER / "__init__.py", tmp_path / "native")
+    if content is not None:
+        (tmp_path / "native" / "_native.abi3.so").write_bytes(content)
+    done = subprocess.run([sys.executable, "-c", "import native"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "ImportError: the C part is missing or out of date" in done.stderr
+    assert "run: make native" in done.stderr
 
 
-def test_a_tree_is_freed_once_when_its_index_is_dropped(watched):
-    index = make_index("binary", 10)
-    tree = index._tree
-    assert watched.destroyed == []
-    del index
-    gc.collect()
-    assert watched.destroyed == [tree]
+@pytest.mark.parametrize("name", INDEXES)
+def test_without_memory_the_index_says_so(name, monkeypatch):
+    def no_memory(*_):
+        raise MemoryError
 
-
-def test_without_memory_the_index_says_so(watched):
-    watched.segment_tree_create = lambda capacity: None
+    monkeypatch.setattr(native, "Tree", no_memory)
     with pytest.raises(MemoryError, match="capacity 10"):
-        make_index("binary", 10)
+        make_index(name, 10)
 
 
-def test_a_bad_node_is_named(watched):
-    watched.segment_tree_check = lambda tree: 3
+class Bad:
+    """A tree of which node 3 is bad."""
+
+    def check(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_a_bad_node_is_named(name):
+    index = make_index(name, 10)
+    index._tree = Bad()
     with pytest.raises(AssertionError, match="node 3 "):
-        make_index("binary", 10).check()
+        index.check()
 
 
+@pytest.mark.parametrize("name", INDEXES)
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_native_index_refuses_to_be_duplicated(duplicate):
+def test_a_native_index_refuses_to_be_duplicated(name, duplicate):
     with pytest.raises(TypeError, match="cannot be copied or pickled"):
-        duplicate(make_index("binary", 10))
+        duplicate(make_index(name, 10))

@@ -54,8 +54,8 @@ def build(folder, acc):
 def run(folder, *arguments, **environment):
     """Run Python with the native/ of `folder` before that of this clone."""
     paths = os.pathsep.join([str(folder), str(ROOT)])
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": paths} | environment, capture_output=True, text=True, timeout=250)
+    environment = os.environ | {"PYTHONPATH": paths} | environment
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
 
 
 @pytest.fixture(scope="module")
