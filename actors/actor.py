@@ -26,7 +26,7 @@ class Actor(Role):
         envs, seed = config.actor.envs, config.run.seed
         self.envs = make_envs(config.env, envs, seeds.environment_seed(seed, index * envs))
         self.policy = Policy(config, spec, port)
-        self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority)
+        self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority, port.intake_memory)
         self.epsilons = actor_epsilons(config.actor, index, num_actors)
         self.rng = seeds.generator(seed, "actor", index)
         self._frames_per_step = spec.env_frames_per_step

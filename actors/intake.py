@@ -35,23 +35,24 @@ class Intake:
 
     ``priority(q_taken, reward, discount, bootstrap)`` is the algorithm's initial priority. Batches
     become ready in ``ready`` (pool rows); after ``message(row)`` has been sent and received, give
-    the row back by ``recycle(row)``. ``add`` may only be called while ``has_room()``.
+    the row back by ``recycle(row)``. ``add`` may only be called while ``has_room()``. ``memory(rows, nbytes)``
+    returns the zeroed uint8[rows, nbytes] that the batches are built in.
     """
 
-    def __init__(self, config: Config, spec: EnvSpec, actor: int, priority: Callable[..., np.ndarray]):
+    def __init__(self, config: Config, spec: EnvSpec, actor: int, priority: Callable[..., np.ndarray], memory=aligned_bytes):
         v, n, b = config.actor.envs, config.algorithm.n_step, config.actor.intake_batch
         self.spec, self.actor, self.priority, self.batch = spec, actor, priority, b
         self.layout = intake_layout(spec, b, n)
         self._frame_rows = self.layout.fields["frames"].shape[0]
         self._most_closed = most_closed(config)
-        self._make_pool(pool_rows(config))
+        self._make_pool(pool_rows(config), memory)
         self._n_step = NStep(v, n, config.algorithm.discount)
         self._envs = np.arange(v)
         self._make_windows(v, n)
         self._sequence = 0
 
-    def _make_pool(self, rows: int) -> None:
-        self._pool = aligned_bytes(rows, self.layout.nbytes)
+    def _make_pool(self, rows: int, memory) -> None:
+        self._pool = memory(rows, self.layout.nbytes)
         self._views = self.layout.views(self._pool)
         self._q_taken = np.zeros((rows, self.batch), np.float32)
         self._bootstrap = np.zeros((rows, self.batch), np.float32)

@@ -85,6 +85,9 @@ class WeightsPort(Port, Protocol):
 class ActorPort(WeightsPort, Protocol):
     """An actor streams intake batches, at most a fixed number on the wire."""
 
+    def intake_memory(self, rows: int, nbytes: int) -> np.ndarray:
+        """Return uint8[rows, nbytes], zeroed, to build intake batches in; asked for once. What is sent from there may be spared a copy."""
+
     def can_send_intake(self) -> bool:
         """Whether a credit is free."""
 
@@ -120,7 +123,7 @@ class LearnerPort(Port, Protocol):
     def poll_sample(self) -> tuple[int, np.ndarray] | None:
         """Return ``(replay index, sample message)`` of the oldest request if it has arrived.
 
-        The message stays valid until the next message is returned.
+        The message, read-only, stays valid until the next call.
         """
 
     def send_priorities(self, replay: int, message: np.ndarray) -> None:

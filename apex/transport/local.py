@@ -107,6 +107,10 @@ class LocalActorPort(LocalPort):
             self.world.evaluator_publishes.append(newest)
         return True
 
+    def intake_memory(self, rows: int, nbytes: int) -> np.ndarray:
+        """Return plain memory."""
+        return aligned_bytes(rows, nbytes)
+
     def can_send_intake(self) -> bool:
         """Whether some replay rank's mailbox has room for one more of this actor's batches."""
         return self._credits.free()

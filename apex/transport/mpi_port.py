@@ -1,4 +1,4 @@
-"""The roles over MPI: matched probes and synchronous non-blocking sends on a private communicator.
+"""What the ports over MPI share: synchronous non-blocking sends on private communicators, lent payloads, the end.
 
 Every message is sent with Issend, which completes when the receiver has taken it. That makes an
 unfinished send a credit in use (nothing queues up unseen), keeps each buffer alive until its
@@ -8,35 +8,32 @@ are complete, and keeps receiving until the barrier is (Hoefler et al. 2010, the
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
-from apex.ports import IntakeEvent, PriorityEvent, Report, SampleRequestEvent
-from apex.schema import Limits, aligned_bytes, weight_header
-from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.credits import IntakeCredits
+from apex.schema import Limits
+from apex.topology import LEARNER_RANK, Topology
+from apex.transport.shared import Inbox, Outbox, neighbours
 
-INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST = range(1, 10)
-_NOTHING = np.zeros(0, np.uint8)
-_MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
-
-
-def make_port(comm: MPI.Comm, topology: Topology, limits: Limits) -> MpiPort:
-    """Return this rank's port. Collective over ``comm``, which must have ``topology.size`` ranks."""
-    kinds = {LEARNER: MpiLearnerPort, REPLAY: MpiReplayPort, EVALUATOR: MpiActorPort, ACTOR: MpiActorPort}
-    role, _ = topology.role(comm.rank)
-    return kinds[role](comm.Dup(), topology, limits)
+INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, OUTBOX = range(1, 11)
+NOTHING = np.zeros(0, np.uint8)
+REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
 
 
 class MpiPort:
     """What every role may ask (see ``apex.ports.Port``)."""
 
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits):
-        self.comm, self.topology, self.limits = comm, topology, limits
+    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
+        self.comm, self.topology, self.limits = comm.Dup(), topology, limits
         self.role, self.index = topology.role(comm.rank)
+        # Lent payloads are announced on a communicator of their own, where a message may wait unreceived.
+        self.lent = comm.Dup()
+        self.here = neighbours(comm.rank, comm.allgather) if share else set()
+        self._entries = max(limits.intake_in_flight, limits.prefetch) + 1
+        self._outbox: Outbox | None = None
+        self._told: set[int] = set()
+        self._inboxes: dict[int, Inbox] = {}
         self._sends: list[tuple[MPI.Request, str, object, object]] = []
         self._stop_receive: MPI.Request | None = None
         self._finishing, self._barrier, self.finished = False, None, False
@@ -44,7 +41,7 @@ class MpiPort:
         self._asked_to_stop = False
         self.stopping = False
         if comm.rank != LEARNER_RANK:
-            self._stop_receive = comm.Irecv([_NOTHING, MPI.BYTE], LEARNER_RANK, STOP)
+            self._stop_receive = self.comm.Irecv([NOTHING, MPI.BYTE], LEARNER_RANK, STOP)
 
     def progress(self) -> None:
         """Complete sends, notice the end, and step towards the final barrier."""
@@ -71,7 +68,7 @@ class MpiPort:
         """Ask the learner once."""
         if not self._asked_to_stop:
             self._asked_to_stop = True
-            self._send(_NOTHING, LEARNER_RANK, STOP_REQUEST, "stop request")
+            self._send(NOTHING, LEARNER_RANK, STOP_REQUEST, "stop request")
 
     def finish(self) -> None:
         """Enter the barrier as soon as everything of this rank has been received."""
@@ -87,6 +84,44 @@ class MpiPort:
         """Send uint8 ``message``; it is kept alive, and ``done()`` called, when the receiver has it."""
         request = self.comm.Issend([message, MPI.BYTE], dest, tag)
         self._sends.append((request, what, dest, done))
+
+    def _make_outbox(self, nbytes: int) -> np.ndarray:
+        """Return memory (uint8[nbytes]) from which payloads can be lent."""
+        self._outbox = Outbox(self.comm.size, self._entries, nbytes)
+        return self._outbox.data
+
+    def _send_or_lend(self, message: np.ndarray, dest: int, tag: int, what: str, done) -> None:
+        """Lend ``message`` where it lies in the outbox and ``dest`` is on this host, else send it; then as ``_send``."""
+        if dest not in self.here or self._outbox is None or not self._outbox.holds(message):
+            self._send(message, dest, tag, what, done)
+            return
+        if dest not in self._told:
+            self._told.add(dest)
+            self._sends.append((self.lent.Issend([self._outbox.address, MPI.BYTE], dest, OUTBOX), "address", dest, None))
+        self._outbox.enter(dest, message)
+        self._sends.append((self.lent.Issend([NOTHING, MPI.BYTE], dest, tag), what, dest, done))
+
+    def _refuse(self, dest: int, tag: int, what: str) -> None:
+        """Answer a request with nothing, in order with what was lent."""
+        comm = self.lent if dest in self.here else self.comm
+        self._sends.append((comm.Issend([REFUSAL, MPI.BYTE], dest, tag), what, dest, None))
+
+    def _lent(self, source: int, tag: int) -> MPI.Status | None:
+        """Return the status of the oldest announcement or refusal from a rank of this host, not yet received."""
+        status = MPI.Status()
+        return status if self.lent.Iprobe(source, tag, status) else None
+
+    def _borrow(self, source: int) -> np.ndarray:
+        """Return the payload (read-only) of the oldest message that ``source`` has lent and that was probed but not received."""
+        if source not in self._inboxes:
+            address = np.zeros(3, np.int64)
+            self.lent.Recv([address, MPI.BYTE], source, OUTBOX)
+            self._inboxes[source] = Inbox(address, self.comm.size, self._entries, self.comm.rank)
+        return self._inboxes[source].next()
+
+    def _give_back(self, source: int, tag: int) -> None:
+        """Receive the announcement of a payload that is no longer needed: the sender may write there again. Or a refusal."""
+        self.lent.Recv([np.empty_like(REFUSAL), MPI.BYTE], source, tag)
 
     def _complete_sends(self) -> None:
         if not self._sends:
@@ -111,260 +146,3 @@ class MpiPort:
         part = into[: status.Get_count(MPI.BYTE)]
         message.Recv([part, MPI.BYTE])
         return part
-
-
-class MpiActorPort(MpiPort):
-    """Actor and evaluator (see ``apex.ports.ActorPort``)."""
-
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits):
-        super().__init__(comm, topology, limits)
-        self._weights: MPI.Request | None = None
-        self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
-        self._completed: list[int] = []
-
-    def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
-        """Post the receive, then ask."""
-        if self._weights is not None or self.stopping:
-            return
-        self._weights = self.comm.Irecv([into, MPI.BYTE], LEARNER_RANK, WEIGHTS)
-        wanted = np.array([min_learner_steps], np.int64)
-        self._send(wanted.view(np.uint8), LEARNER_RANK, WEIGHT_REQUEST, "request for weights")
-
-    def poll_weights(self) -> bool:
-        """Whether the publish has arrived; an empty answer means that the run is ending."""
-        status = MPI.Status()
-        if self._weights is None or not self._weights.Test(status):
-            return False
-        self._weights = None
-        return status.Get_count(MPI.BYTE) > 0
-
-    def can_send_intake(self) -> bool:
-        """Whether fewer than ``actor.in_flight`` batches are on the wire to some replay rank."""
-        return self._credits.free()
-
-    def send_intake(self, token: int, message: np.ndarray) -> None:
-        """Send to the next replay rank that has a free credit."""
-        replay = self._credits.take()
-        dest = self.topology.replay_ranks_range[replay]
-        self._send(message, dest, INTAKE, "intake batch", lambda: self._intake_done(token, replay))
-
-    def completed_intake(self) -> list[int]:
-        """Return the tokens of received batches."""
-        done, self._completed = self._completed, []
-        return done
-
-    def progress(self) -> None:
-        """Also take the answer to an open weight request while the run ends."""
-        if self.stopping:
-            self.poll_weights()
-        super().progress()
-
-    def _intake_done(self, token: int, replay: int) -> None:
-        self._credits.give_back(replay)
-        self._completed.append(token)
-
-    def _open_receives(self) -> list[str]:
-        return [] if self._weights is None else [f"weights from {self.topology.name(LEARNER_RANK)}"]
-
-
-class MpiReplayPort(MpiPort):
-    """Replay rank (see ``apex.ports.ReplayPort``)."""
-
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits):
-        super().__init__(comm, topology, limits)
-        self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(limits.prefetch)]
-        self._priorities = aligned_bytes(limits.priority_nbytes)
-        self._arriving_priorities: tuple[MPI.Request, int] | None = None
-        self._arriving: tuple[MPI.Request, int, int] | None = None
-
-    def poll(self, landing: np.ndarray | None):
-        """Return the learner's messages first, then intake received straight into ``landing``."""
-        event = self._poll_learner()
-        return self._poll_intake(landing) if event is None else event
-
-    def sample_buffer(self) -> np.ndarray | None:
-        """Take a buffer whose last batch the learner has received; ``send_sample`` is to follow."""
-        return self._free_samples.pop() if self._free_samples else None
-
-    def send_sample(self, buffer: np.ndarray) -> None:
-        """Send the filled buffer."""
-        self._send(buffer, LEARNER_RANK, SAMPLE, "sample batch", lambda: self._free_samples.append(buffer))
-
-    def refuse_sample(self) -> None:
-        """Send an empty answer."""
-        self._send(_NOTHING, LEARNER_RANK, SAMPLE, "refusal of a sample")
-
-    def _poll_learner(self):
-        if self._arriving_priorities is None:
-            status = MPI.Status()
-            message = self.comm.Improbe(LEARNER_RANK, MPI.ANY_TAG, status)
-            if message is None:
-                return None
-            if status.tag == SAMPLE_REQUEST:
-                self._receive(message, status, _NOTHING)
-                return SampleRequestEvent()
-            # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
-            self._arriving_priorities = message.Irecv([self._priorities, MPI.BYTE]), status.Get_count(MPI.BYTE)
-        request, nbytes = self._arriving_priorities
-        if not request.Test():
-            return None
-        self._arriving_priorities = None
-        return PriorityEvent(self._priorities[:nbytes])
-
-    def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
-        if self._arriving is None and landing is not None:
-            status = MPI.Status()
-            message = self.comm.Improbe(MPI.ANY_SOURCE, INTAKE, status)
-            if message is not None:
-                nbytes = status.Get_count(MPI.BYTE)
-                self._arriving = message.Irecv([landing[:nbytes], MPI.BYTE]), nbytes, status.source
-        if self._arriving is None or not self._arriving[0].Test():
-            return None
-        _, nbytes, source = self._arriving
-        self._arriving = None
-        return IntakeEvent(nbytes, self.topology.role(source)[1])
-
-    def _open_receives(self) -> list[str]:
-        """Name what has been taken but not yet handed out: its sender may already be done with it."""
-        arriving = [] if self._arriving is None else [f"an intake batch from {self.topology.name(self._arriving[2])}"]
-        return arriving if self._arriving_priorities is None else [f"priorities from {self.topology.name(LEARNER_RANK)}", *arriving]
-
-
-class _Publish:
-    """A weight message and the number of sends that still read it."""
-
-    def __init__(self, nbytes: int):
-        self.message, self.readers = aligned_bytes(nbytes), 0
-
-    def release(self) -> None:
-        self.readers -= 1
-
-
-class MpiLearnerPort(MpiPort):
-    """Learner (see ``apex.ports.LearnerPort``)."""
-
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits):
-        super().__init__(comm, topology, limits)
-        self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(limits.prefetch + 1)]
-        self._requests: deque[tuple[int, MPI.Request, np.ndarray]] = deque()
-        self._given_out: np.ndarray | None = None
-        self._free_priorities: list[np.ndarray] = []
-        self._publishes: list[_Publish] = []
-        self._newest: _Publish | None = None
-        self._evaluator_publishes: deque[_Publish] = deque()
-        self._weight_requests: dict[int, int] = {}
-        self._reports: list[Report] = []
-        self._small = np.zeros(8 * MAX_REPORT, np.uint8)
-        self.stop_requested = False
-
-    def progress(self) -> None:
-        """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
-        self._receive_all()
-        self._answer_weight_requests()
-        while self.stopping and self._requests and self._requests[0][1].Test():
-            self._requests.popleft()
-        super().progress()
-
-    def request_sample(self, replay: int) -> None:
-        """Post the receive, then ask."""
-        buffer = self._free_samples.pop()
-        rank = self.topology.replay_ranks_range[replay]
-        self._requests.append((replay, self.comm.Irecv([buffer, MPI.BYTE], rank, SAMPLE), buffer))
-        self._send(_NOTHING, rank, SAMPLE_REQUEST, "sample request")
-
-    def poll_sample(self) -> tuple[int, np.ndarray] | None:
-        """Return the oldest request's batch if it has arrived; reuse the buffer returned before it."""
-        if not self._requests or not self._requests[0][1].Test():
-            return None
-        replay, _, buffer = self._requests.popleft()
-        if self._given_out is not None:
-            self._free_samples.append(self._given_out)
-        self._given_out = buffer
-        return replay, buffer
-
-    def send_priorities(self, replay: int, message: np.ndarray) -> None:
-        """Send a copy; the copies live in buffers that are reused once received."""
-        copy = self._free_priorities.pop() if self._free_priorities else aligned_bytes(self.limits.priority_nbytes)
-        copy[:] = message
-        rank = self.topology.replay_ranks_range[replay]
-        self._send(copy, rank, PRIORITY, "priority message", lambda: self._free_priorities.append(copy))
-
-    def publish(self, message: np.ndarray) -> None:
-        """Copy into a buffer nobody reads any more; a sleeping receiver holds one, never more."""
-        idle = (p for p in self._publishes if not p.readers and p not in self._evaluator_publishes)
-        publish = next(idle, None)
-        if publish is None:
-            publish = _Publish(len(message))
-            self._publishes.append(publish)
-        publish.message[:] = message
-        self._newest = publish
-
-    def poll_reports(self) -> list[Report]:
-        """Return the reports since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
-
-    def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
-        """Return one of the last two publishes the evaluator was given."""
-        messages = (p.message for p in self._evaluator_publishes)
-        return next((m for m in messages if weight_header(m)[0] == param_version), None)
-
-    def send_report(self, vector: np.ndarray) -> bool:
-        """The learner's own report needs no message."""
-        self._reports.append(Report(self.role, self.index, vector.copy()))
-        return True
-
-    def request_stop(self) -> None:
-        """A signal arrived at the learner itself."""
-        self.stop_requested = True
-
-    def stop(self) -> None:
-        """Tell every other rank."""
-        if self.stopping:
-            return
-        self.stopping = True
-        for rank in range(self.topology.size):
-            if rank != LEARNER_RANK:
-                self._send(_NOTHING, rank, STOP, "stop")
-
-    def _receive_all(self) -> None:
-        status = MPI.Status()
-        for _ in range(_MESSAGES_PER_PROGRESS):
-            message = self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-            if message is None:
-                return
-            self._dispatch(status.tag, status.source, self._receive(message, status, self._small))
-
-    def _dispatch(self, tag: int, source: int, payload: np.ndarray) -> None:
-        if tag == WEIGHT_REQUEST:
-            self._weight_requests[source] = int(payload.view(np.int64)[0])
-        elif tag == REPORT:
-            self._reports.append(Report(*self.topology.role(source), payload.view(np.float64).copy()))
-        elif tag == STOP_REQUEST:
-            self.stop_requested = True
-
-    def _answer_weight_requests(self) -> None:
-        """Answer whoever asked for what is now published; while ending, answer all with nothing."""
-        if not self._weight_requests:
-            return
-        steps = -1 if self._newest is None else weight_header(self._newest.message)[1]
-        for rank, wanted in list(self._weight_requests.items()):
-            if self.stopping:
-                self._send(_NOTHING, rank, WEIGHTS, "refusal of weights")
-            elif steps >= wanted:
-                self._send_publish(rank, self._newest)
-            else:
-                continue
-            del self._weight_requests[rank]
-
-    def _send_publish(self, rank: int, publish: _Publish) -> None:
-        publish.readers += 1
-        self._send(publish.message, rank, WEIGHTS, "publish", publish.release)
-        if rank == self.topology.evaluator_rank:
-            self._evaluator_publishes.append(publish)
-            if len(self._evaluator_publishes) > 2:
-                self._evaluator_publishes.popleft()
-
-    def _open_receives(self) -> list[str]:
-        ranks = (self.topology.replay_ranks_range[replay] for replay, _, _ in self._requests)
-        return [f"a sample batch from {self.topology.name(rank)}" for rank in ranks]

@@ -198,7 +198,9 @@ class StormActor(StormEvaluator):
         """Make more intake buffers than there are credits."""
         super().set_up()
         self.credits = self.scenario.limits.intake_in_flight * self.topology.replay_ranks
-        self.batches = [aligned_bytes(self.scenario.intake_nbytes) for _ in range(self.credits + 2)]
+        nbytes, rows = self.scenario.intake_nbytes, self.credits + 2
+        # Every second one from the port's memory.
+        self.batches = [batch for pair in zip(self.port.intake_memory(rows, nbytes), aligned_bytes(rows, nbytes)) for batch in pair]
         self.free = deque(range(len(self.batches)))
         self.in_flight: dict[int, tuple[int, int]] = {}
         self.count = 0
@@ -352,9 +354,11 @@ class StormLearner(Stormer):
             self.port.request_sample(replay)
 
     def _take_sample(self) -> bool:
-        if self.sample is not None and self.rng.random() < 0.5:  # valid until the next is returned
+        if self.sample is not None:  # valid until the next call
+            if self.rng.random() < 0.5:
+                return False
             self.ledger.expect(seal(self.sample[0]) == self.sample[1], "a sample batch changed while the learner had it")
-        arrived = self.port.poll_sample()
+        arrived, self.sample = self.port.poll_sample(), None
         if arrived is None:
             return False
         replay, message = arrived

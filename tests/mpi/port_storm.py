@@ -1,13 +1,12 @@
 """One rank of an MPI test: plays what it is told, and the first rank prints what came of it as one line of JSON.
 
-Usage: port_storm.py REPLAY_RANKS (scenarios | stall | raise)
+Usage: port_storm.py REPLAY_RANKS (scenarios | stall) (lend | send)
 """
 
 import json
 import sys
 import time
 import traceback
-import tracemalloc
 
 import numpy as np
 from mpi4py import MPI
@@ -20,6 +19,7 @@ from apex.transport.drive import Wait
 from apex.transport.mpi import make_port
 
 LONGEST_ROUND_S = 30.0
+SHARE = sys.argv[3] == "lend"
 STALL_S = 3.0
 PUBLISHES = 200
 STALL_LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 20, prefetch=2, intake_in_flight=3)
@@ -47,7 +47,7 @@ def scenarios(comm, topology: Topology) -> dict | None:
 
 
 def _round(comm, topology: Topology, name: str, seed: int):
-    port = make_port(comm, topology, SCENARIOS[name].limits)
+    port = make_port(comm, topology, SCENARIOS[name].limits, SHARE)
     role = stormer(topology, comm.rank, port, SCENARIOS[name], seed)
     until(lambda: role.finished, role.step, port, topology)
     return role.close()
@@ -59,7 +59,7 @@ class Stall:
     def __init__(self, comm, topology: Topology):
         self.topology = topology
         self.role, self.index = topology.role(comm.rank)
-        self.port = make_port(comm, topology, STALL_LIMITS)
+        self.port = make_port(comm, topology, STALL_LIMITS, SHARE)
         self.into = aligned_bytes(WEIGHT_NBYTES)
         self.seen: dict = {}
         comm.Barrier()
@@ -86,14 +86,12 @@ class Stall:
 
     def _publish(self) -> None:
         message = aligned_bytes(WEIGHT_NBYTES)
-        tracemalloc.start()
         for version in range(1, PUBLISHES + 1):
             message[:] = version  # every byte, so that a mixture of two shows
             message[:16].view(np.int64)[:] = version, version
             self.port.publish(message)
             self._for(0.008)
-        self.seen["publish_bytes"] = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        self.seen["publishes"] = len(self.port._publishes)
         for replay in range(self.topology.replay_ranks):
             self.port.send_priorities(replay, aligned_bytes(STALL_LIMITS.priority_nbytes))
         time.sleep(0.7)  # a long training step: nobody else may wait for it
@@ -134,6 +132,7 @@ class Stall:
 
     def _send(self) -> None:
         self.seen["sent"] = 0
+        self._batch = self.port.intake_memory(1, 1 << 10)[0]
         self._for(STALL_S - 1.0, self._send_intake)  # ranks do not start at exactly the same time
         self.seen["sent_in_stall"] = self.seen["sent"]
         self._until(lambda: self.port.stopping, self._send_intake)
@@ -142,7 +141,7 @@ class Stall:
         self.port.completed_intake()
         may_send = self.port.can_send_intake()
         if may_send:
-            self.port.send_intake(0, aligned_bytes(1 << 10))
+            self.port.send_intake(0, self._batch)
             self.seen["sent"] += 1
         return may_send
 

@@ -1,0 +1,200 @@
+"""The roles over MPI: make_port, actors and replay ranks; the learner is in ``mpi_learner``."""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
+from apex.schema import ALIGNMENT, Limits, aligned_bytes
+from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.transport.credits import IntakeCredits
+from apex.transport.mpi_learner import MpiLearnerPort
+from apex.transport.mpi_port import (
+    INTAKE,
+    NOTHING,
+    REFUSAL,
+    SAMPLE,
+    SAMPLE_REQUEST,
+    WEIGHT_REQUEST,
+    WEIGHTS,
+    MpiPort,
+)
+
+
+def make_port(comm: MPI.Comm, topology: Topology, limits: Limits, share: bool = True) -> MpiPort:
+    """Return this rank's port. Collective over ``comm``, which must have ``topology.size`` ranks.
+
+    With ``share``, ranks of one host lend each other intake batches, sample batches and publishes in
+    memory (see ``apex.transport.shared``); without, all goes through messages.
+    """
+    kinds = {LEARNER: MpiLearnerPort, REPLAY: MpiReplayPort, EVALUATOR: MpiActorPort, ACTOR: MpiActorPort}
+    role, _ = topology.role(comm.rank)
+    return kinds[role](comm, topology, limits, share)
+
+
+class MpiActorPort(MpiPort):
+    """Actor and evaluator (see ``apex.ports.ActorPort``)."""
+
+    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
+        super().__init__(comm, topology, limits, share)
+        self._weights_into: np.ndarray | None = None
+        self._weights: MPI.Request | None = None
+        self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
+        self._completed: list[int] = []
+
+    def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
+        """Post the receive, then ask."""
+        if self._weights_into is not None or self.stopping:
+            return
+        self._weights_into = into
+        if LEARNER_RANK not in self.here:
+            self._weights = self.comm.Irecv([into, MPI.BYTE], LEARNER_RANK, WEIGHTS)
+        wanted = np.array([min_learner_steps], np.int64)
+        self._send(wanted.view(np.uint8), LEARNER_RANK, WEIGHT_REQUEST, "request for weights")
+
+    def poll_weights(self) -> bool:
+        """Whether the publish has arrived, as a message or lent; a refusal means that the run is ending."""
+        if self._weights_into is None:
+            return False
+        arrived = self._take_weights() if LEARNER_RANK in self.here else self._receive_weights()
+        if arrived is None:
+            return False
+        self._weights_into = None
+        return arrived
+
+    def _receive_weights(self) -> bool | None:
+        """Return whether the answer is a publish; None while there is none."""
+        status = MPI.Status()
+        return status.Get_count(MPI.BYTE) > len(REFUSAL) if self._weights.Test(status) else None
+
+    def _take_weights(self) -> bool | None:
+        """The same, of a publish that the learner lends."""
+        status = self._lent(LEARNER_RANK, WEIGHTS)
+        if status is None:
+            return None
+        lent = status.Get_count(MPI.BYTE) == 0
+        if lent:
+            message = self._borrow(LEARNER_RANK)
+            self._weights_into[: len(message)] = message
+        self._give_back(LEARNER_RANK, WEIGHTS)
+        return lent
+
+    def intake_memory(self, rows: int, nbytes: int) -> np.ndarray:
+        """Return uint8[rows, nbytes] that replay ranks of this host read in place."""
+        if self.here.isdisjoint(self.topology.replay_ranks_range):
+            return aligned_bytes(rows, nbytes)
+        return self._make_outbox(rows * nbytes).reshape(rows, nbytes)
+
+    def can_send_intake(self) -> bool:
+        """Whether fewer than ``actor.in_flight`` batches are on the wire to some replay rank."""
+        return self._credits.free()
+
+    def send_intake(self, token: int, message: np.ndarray) -> None:
+        """Send to the next replay rank that has a free credit."""
+        replay = self._credits.take()
+        dest = self.topology.replay_ranks_range[replay]
+        self._send_or_lend(message, dest, INTAKE, "intake batch", lambda: self._intake_done(token, replay))
+
+    def completed_intake(self) -> list[int]:
+        """Return the tokens of received batches."""
+        done, self._completed = self._completed, []
+        return done
+
+    def progress(self) -> None:
+        """Also take the answer to an open weight request while the run ends."""
+        if self.stopping:
+            self.poll_weights()
+        super().progress()
+
+    def _intake_done(self, token: int, replay: int) -> None:
+        self._credits.give_back(replay)
+        self._completed.append(token)
+
+    def _open_receives(self) -> list[str]:
+        return [] if self._weights_into is None else [f"weights from {self.topology.name(LEARNER_RANK)}"]
+
+
+class MpiReplayPort(MpiPort):
+    """Replay rank (see ``apex.ports.ReplayPort``)."""
+
+    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
+        super().__init__(comm, topology, limits, share)
+        self._free_samples = self._make_samples()
+        self._actors_here = not self.here.isdisjoint(topology.actor_ranks)
+        self._priorities = aligned_bytes(limits.priority_nbytes)
+        self._arriving_priorities: tuple[MPI.Request, int] | None = None
+        self._arriving: tuple[MPI.Request, int, int] | None = None
+
+    def _make_samples(self) -> list[np.ndarray]:
+        """Return the buffers of sample batches. The learner reads them in place on this host, one more than are on their way."""
+        nbytes, count = self.limits.sample_nbytes, self.limits.prefetch
+        if LEARNER_RANK not in self.here:
+            return [aligned_bytes(nbytes) for _ in range(count)]
+        stride = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return list(self._make_outbox((count + 1) * stride).reshape(count + 1, stride)[:, :nbytes])
+
+    def poll(self, landing: np.ndarray | None):
+        """Return the learner's messages first, then intake received straight into ``landing``."""
+        event = self._poll_learner()
+        if event is None and landing is not None and self._actors_here:
+            event = self._poll_lent(landing)
+        return self._poll_intake(landing) if event is None else event
+
+    def sample_buffer(self) -> np.ndarray | None:
+        """Take a buffer whose last batch the learner has received; ``send_sample`` is to follow."""
+        return self._free_samples.pop() if self._free_samples else None
+
+    def send_sample(self, buffer: np.ndarray) -> None:
+        """Send the filled buffer."""
+        self._send_or_lend(buffer, LEARNER_RANK, SAMPLE, "sample batch", lambda: self._free_samples.append(buffer))
+
+    def refuse_sample(self) -> None:
+        """Send the answer that there is none."""
+        self._refuse(LEARNER_RANK, SAMPLE, "refusal of a sample")
+
+    def _poll_learner(self):
+        if self._arriving_priorities is None:
+            status = MPI.Status()
+            message = self.comm.Improbe(LEARNER_RANK, MPI.ANY_TAG, status)
+            if message is None:
+                return None
+            if status.tag == SAMPLE_REQUEST:
+                self._receive(message, status, NOTHING)
+                return SampleRequestEvent()
+            # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
+            self._arriving_priorities = message.Irecv([self._priorities, MPI.BYTE]), status.Get_count(MPI.BYTE)
+        request, nbytes = self._arriving_priorities
+        if not request.Test():
+            return None
+        self._arriving_priorities = None
+        return PriorityEvent(self._priorities[:nbytes])
+
+    def _poll_lent(self, landing: np.ndarray) -> IntakeEvent | None:
+        """Copy a batch from an actor's memory on this host to where it will live."""
+        # While a message is arriving in ``landing`` nothing else may go there.
+        status = None if self._arriving is not None else self._lent(MPI.ANY_SOURCE, INTAKE)
+        if status is None:
+            return None
+        message = self._borrow(status.source)
+        landing[: len(message)] = message
+        self._give_back(status.source, INTAKE)
+        return IntakeEvent(len(message), self.topology.role(status.source)[1])
+
+    def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
+        if self._arriving is None and landing is not None:
+            status = MPI.Status()
+            message = self.comm.Improbe(MPI.ANY_SOURCE, INTAKE, status)
+            if message is not None:
+                nbytes = status.Get_count(MPI.BYTE)
+                self._arriving = message.Irecv([landing[:nbytes], MPI.BYTE]), nbytes, status.source
+        if self._arriving is None or not self._arriving[0].Test():
+            return None
+        _, nbytes, source = self._arriving
+        self._arriving = None
+        return IntakeEvent(nbytes, self.topology.role(source)[1])
+
+    def _open_receives(self) -> list[str]:
+        """Name what has been taken but not yet handed out: its sender may already be done with it."""
+        arriving = [] if self._arriving is None else [f"an intake batch from {self.topology.name(self._arriving[2])}"]
+        return arriving if self._arriving_priorities is None else [f"priorities from {self.topology.name(LEARNER_RANK)}", *arriving]

@@ -1,0 +1,212 @@
+"""The learner over MPI: sample batches in the order asked, priorities, publishes, reports, the word to stop."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from apex.metrics import MAX_REPORT
+from apex.ports import Report
+from apex.schema import ALIGNMENT, Limits, aligned_bytes, weight_header
+from apex.topology import LEARNER_RANK, Topology
+from apex.transport.mpi_port import (
+    NOTHING,
+    PRIORITY,
+    REPORT,
+    SAMPLE,
+    SAMPLE_REQUEST,
+    STOP,
+    STOP_REQUEST,
+    WEIGHT_REQUEST,
+    WEIGHTS,
+    MpiPort,
+)
+
+_MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
+_SPARE_PUBLISHES = 4  # beside one for each acting rank: the newest, the one being written, and the evaluator's last two
+
+
+class _Publish:
+    """A weight message and the number of sends that still read it."""
+
+    def __init__(self, message: np.ndarray):
+        self.message, self.readers = message, 0
+
+    def release(self) -> None:
+        self.readers -= 1
+
+
+@dataclass(eq=False)
+class _Sample:
+    """A batch asked for: received into ``buffer`` by ``request``, or borrowed from a replay rank of this host."""
+
+    replay: int
+    rank: int
+    buffer: np.ndarray | None = None
+    request: MPI.Request | None = None
+
+
+class MpiLearnerPort(MpiPort):
+    """Learner (see ``apex.ports.LearnerPort``)."""
+
+    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
+        super().__init__(comm, topology, limits, share)
+        messages = 0 if self.here.issuperset(topology.replay_ranks_range) else limits.prefetch + 1
+        self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(messages)]
+        self._requests: deque[_Sample] = deque()
+        self._given_out: _Sample | None = None
+        self._lendable: list[np.ndarray] | None = None
+        self._free_priorities: list[np.ndarray] = []
+        self._publishes: list[_Publish] = []
+        self._newest: _Publish | None = None
+        self._evaluator_publishes: deque[_Publish] = deque()
+        self._weight_requests: dict[int, int] = {}
+        self._reports: list[Report] = []
+        self._small = np.zeros(8 * MAX_REPORT, np.uint8)
+        self.stop_requested = False
+
+    def progress(self) -> None:
+        """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
+        self._receive_all()
+        self._answer_weight_requests()
+        if self.stopping:
+            self._return_sample()
+            while self._requests and self._arrived(self._requests[0]):
+                self._given_out = self._requests.popleft()
+                self._return_sample()
+        super().progress()
+
+    def request_sample(self, replay: int) -> None:
+        """Post the receive, then ask."""
+        rank = self.topology.replay_ranks_range[replay]
+        if rank in self.here:
+            sample = _Sample(replay, rank)
+        else:
+            buffer = self._free_samples.pop()
+            sample = _Sample(replay, rank, buffer, self.comm.Irecv([buffer, MPI.BYTE], rank, SAMPLE))
+        self._requests.append(sample)
+        self._send(NOTHING, rank, SAMPLE_REQUEST, "sample request")
+
+    def poll_sample(self) -> tuple[int, np.ndarray] | None:
+        """Return the oldest request's batch if it has arrived, and give back the one returned before."""
+        self._return_sample()
+        if not self._requests or not self._arrived(self._requests[0]):
+            return None
+        self._given_out = self._requests.popleft()
+        return self._given_out.replay, self._given_out.buffer
+
+    def _arrived(self, sample: _Sample) -> bool:
+        """Whether the answer to a request is here: a message, or a batch lent by a replay rank of this host, or a refusal."""
+        if sample.request is not None:
+            return sample.request.Test()
+        status = self._lent(sample.rank, SAMPLE)
+        if status is not None and status.Get_count(MPI.BYTE) == 0:
+            sample.buffer = self._borrow(sample.rank)
+        return status is not None
+
+    def _return_sample(self) -> None:
+        """Free the memory of the batch that was given out last."""
+        sample, self._given_out = self._given_out, None
+        if sample is None:
+            return
+        if sample.request is None:
+            self._give_back(sample.rank, SAMPLE)
+        else:
+            self._free_samples.append(sample.buffer)
+
+    def send_priorities(self, replay: int, message: np.ndarray) -> None:
+        """Send a copy; the copies live in buffers that are reused once received."""
+        copy = self._free_priorities.pop() if self._free_priorities else aligned_bytes(self.limits.priority_nbytes)
+        copy[:] = message
+        rank = self.topology.replay_ranks_range[replay]
+        self._send(copy, rank, PRIORITY, "priority message", lambda: self._free_priorities.append(copy))
+
+    def publish(self, message: np.ndarray) -> None:
+        """Copy into a buffer nobody reads any more; a sleeping receiver holds one, never more."""
+        idle = (p for p in self._publishes if not p.readers and p not in self._evaluator_publishes)
+        publish = next(idle, None)
+        if publish is None:
+            publish = _Publish(self._publish_memory(len(message)))
+            self._publishes.append(publish)
+        publish.message[:] = message
+        self._newest = publish
+
+    def _publish_memory(self, nbytes: int) -> np.ndarray:
+        """Return memory for one more publish: such as ranks of this host read in place, while there is some."""
+        if self._lendable is None:
+            readers = len(self.here - set(self.topology.replay_ranks_range))
+            count, stride = readers + _SPARE_PUBLISHES if readers else 0, -(-nbytes // ALIGNMENT) * ALIGNMENT
+            self._lendable = list(self._make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
+        return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
+
+    def poll_reports(self) -> list[Report]:
+        """Return the reports since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
+        """Return one of the last two publishes the evaluator was given."""
+        messages = (p.message for p in self._evaluator_publishes)
+        return next((m for m in messages if weight_header(m)[0] == param_version), None)
+
+    def send_report(self, vector: np.ndarray) -> bool:
+        """The learner's own report needs no message."""
+        self._reports.append(Report(self.role, self.index, vector.copy()))
+        return True
+
+    def request_stop(self) -> None:
+        """A signal arrived at the learner itself."""
+        self.stop_requested = True
+
+    def stop(self) -> None:
+        """Tell every other rank."""
+        if self.stopping:
+            return
+        self.stopping = True
+        for rank in range(self.topology.size):
+            if rank != LEARNER_RANK:
+                self._send(NOTHING, rank, STOP, "stop")
+
+    def _receive_all(self) -> None:
+        status = MPI.Status()
+        for _ in range(_MESSAGES_PER_PROGRESS):
+            message = self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+            if message is None:
+                return
+            self._dispatch(status.tag, status.source, self._receive(message, status, self._small))
+
+    def _dispatch(self, tag: int, source: int, payload: np.ndarray) -> None:
+        if tag == WEIGHT_REQUEST:
+            self._weight_requests[source] = int(payload.view(np.int64)[0])
+        elif tag == REPORT:
+            self._reports.append(Report(*self.topology.role(source), payload.view(np.float64).copy()))
+        elif tag == STOP_REQUEST:
+            self.stop_requested = True
+
+    def _answer_weight_requests(self) -> None:
+        """Answer whoever asked for what is now published; while ending, answer all with nothing."""
+        if not self._weight_requests:
+            return
+        steps = -1 if self._newest is None else weight_header(self._newest.message)[1]
+        for rank, wanted in list(self._weight_requests.items()):
+            if self.stopping:
+                self._refuse(rank, WEIGHTS, "refusal of weights")
+            elif steps >= wanted:
+                self._send_publish(rank, self._newest)
+            else:
+                continue
+            del self._weight_requests[rank]
+
+    def _send_publish(self, rank: int, publish: _Publish) -> None:
+        publish.readers += 1
+        self._send_or_lend(publish.message, rank, WEIGHTS, "publish", publish.release)
+        if rank == self.topology.evaluator_rank:
+            self._evaluator_publishes.append(publish)
+            if len(self._evaluator_publishes) > 2:
+                self._evaluator_publishes.popleft()
+
+    def _open_receives(self) -> list[str]:
+        return [f"a sample batch from {self.topology.name(sample.rank)}" for sample in self._requests]

@@ -1,0 +1,106 @@
+"""Payloads that stay where they are: memory that ranks of one host lend each other beside MPI.
+
+A rank puts large messages into an *outbox*, an anonymous file in memory (memfd) that others on its host
+map through ``/proc``, and sends only an empty synchronous MPI message. The receiver looks (a probe), takes
+the payload out of the outbox, and receives the empty message *after* that. So the send completes when
+the payload is no longer needed, exactly as if it had been in the message: what bounds messages in
+flight, and the exact end of a run, hold unchanged. Nothing has a name, so nothing can be left behind.
+
+Where the payload of the next message lies is written into a ledger at the front of the outbox, one ring of
+entries for each receiver, before the message is sent; MPI delivers messages between two ranks in order.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+from apex.schema import ALIGNMENT
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Outbox:
+    """Memory of this rank that ranks on its host can read.
+
+    Attributes:
+        data: uint8[nbytes], where payloads are written; memory is taken when it is first touched.
+        address: int64[3], what a receiver needs to open it.
+    """
+
+    def __init__(self, world_size: int, entries: int, nbytes: int):
+        ledger = world_size * entries * 2 * 8
+        self._first = -(-ledger // ALIGNMENT) * ALIGNMENT
+        self._fd = os.memfd_create("apex-outbox", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, self._first + nbytes)
+        memory = np.frombuffer(mmap.mmap(self._fd, self._first + nbytes), np.uint8)
+        self._ledger = memory[:ledger].view(np.int64).reshape(world_size, entries, 2)
+        self._sent = [0] * world_size
+        self.data = memory[self._first :]
+        self.address = np.array([os.getpid(), self._fd, self._first + nbytes], np.int64)
+
+    def holds(self, message: np.ndarray) -> bool:
+        """Whether ``message`` (uint8, contiguous) lies in the outbox."""
+        offset = _address(message) - _address(self.data)
+        return 0 <= offset <= self.data.size - message.size
+
+    def enter(self, dest: int, message: np.ndarray) -> None:
+        """Note where the next message to rank ``dest`` lies; it must lie in ``data``."""
+        entry = self._ledger[dest, self._sent[dest] % self._ledger.shape[1]]
+        entry[:] = self._first + _address(message) - _address(self.data), message.size
+        self._sent[dest] += 1
+
+
+class Inbox:
+    """The outbox of another rank of this host, as rank ``me`` reads it."""
+
+    def __init__(self, address: np.ndarray, world_size: int, entries: int, me: int):
+        pid, fd, nbytes = (int(x) for x in address)
+        with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
+            self._memory = np.frombuffer(mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ), np.uint8)
+        ledger = self._memory[: world_size * entries * 2 * 8].view(np.int64).reshape(world_size, entries, 2)
+        self._mine, self._received = ledger[me], 0
+
+    def next(self) -> np.ndarray:
+        """Return the payload (uint8, read-only) of the oldest message that this has not returned yet."""
+        offset, nbytes = (int(x) for x in self._mine[self._received % len(self._mine)])
+        self._received += 1
+        return self._memory[offset : offset + nbytes]
+
+
+def identity() -> str:
+    """Return what two ranks have in common when one may open the other's memory: kernel, processes, user; "" if none can."""
+    try:
+        return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')} {os.getuid()}" if hasattr(os, "memfd_create") else ""
+    except OSError:
+        return ""
+
+
+def neighbours(rank: int, allgather) -> set[int]:
+    """Return the other ranks whose outboxes this rank can open, and they its own. Collective, by ``allgather(object)``.
+
+    It is tried, not guessed: each rank opens a probe of the first rank of its host, and where one of a host
+    cannot, none there shares.
+    """
+    mine = identity()
+    probe = Outbox(1, 1, ALIGNMENT) if mine else None
+    told = allgather((mine, None if probe is None else probe.address))
+    here = [other for other, (theirs, _) in enumerate(told) if theirs and theirs == mine]
+    able = set(here) <= {other for other, good in enumerate(allgather(_can_open(told, here))) if good}
+    return set(here) - {rank} if able else set()
+
+
+def _can_open(told: list[tuple], here: list[int]) -> bool:
+    try:
+        for other in here[:2]:
+            Inbox(told[other][1], 1, 1, 0)
+        return True
+    except OSError:
+        return False
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
