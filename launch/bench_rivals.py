@@ -74,14 +74,17 @@ class Own(Rival):
         self.index.load(mass)
         self.leaf = self.index.leaf_dtype.name
         self.ops = ("update",) if name == "binary-rebuild" else _ALL_OPS
-        self._strata = Strata(0)
+        self._strata, self._out = Strata(0), (np.empty(0, np.int64), np.empty(0), np.empty(0))
         self.update, self.insert = self.index.set, self.index.set_range
 
     def prepare_insert(self, first, mass):
         return first, mass
 
     def sample(self, k):
-        return self.index.draw(self._strata, k)
+        """Draw into the same arrays again, as a replay rank does."""
+        if len(self._out[0]) != k:
+            self._out = np.empty(k, np.int64), np.empty(k), np.empty(k)
+        return self.index.draw(self._strata, k, self._out)
 
 
 class PythonTree(Rival):

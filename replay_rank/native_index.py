@@ -11,6 +11,7 @@ import native
 from replay_rank.index import (
     MASS_DTYPE,
     SLOT_DTYPE,
+    Drawn,
     PriorityIndex,
     as_floats,
     as_slots,
@@ -93,15 +94,16 @@ class NativeIndex(PriorityIndex):
             raise bad_target(self, targets, refused.args[0]) from None
         return slots, mass
 
-    def draw(self, strata: Strata, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def draw(self, strata: Strata, k: int, out: Drawn | None = None) -> Drawn:
         if k < 0:
             check_draw(self, k)
-        slots, mass, probability = np.empty(k, SLOT_DTYPE), np.empty(k, MASS_DTYPE), np.empty(k, MASS_DTYPE)
+        if out is None:
+            out = np.empty(k, SLOT_DTYPE), np.empty(k, MASS_DTYPE), np.empty(k, MASS_DTYPE)
         try:
-            self._tree.draw(strata.state, slots, mass, probability)
+            self._tree.draw(strata.state, *out)
         except native.Refused:
             raise bad_target(self, (), 0) from None
-        return slots, mass, probability
+        return out
 
     def save(self) -> np.ndarray:
         mass = np.empty(self.capacity, MASS_DTYPE)

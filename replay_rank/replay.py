@@ -40,6 +40,7 @@ class Replay:
         self.generation = np.zeros(places, np.int64)
         self.count = np.zeros(places, np.int64)
         self.size = self.inserted = self.sampled = self.stale_updates = 0
+        self._slots, self._masses = np.empty(0, np.int64), np.empty(0)  # of the last draw, used again
         self._landing = places - 1
         self._reserve_next()
 
@@ -67,10 +68,11 @@ class Replay:
     def sample(self, out: dict[str, np.ndarray]) -> None:
         """Fill the views of a sample message: one draw from each of B equal strata of the total mass."""
         b = out["key"].shape[0]
-        slots, _, probability = self.index.draw(self.strata, b)
+        if len(self._slots) != b:
+            self._slots, self._masses = np.empty(b, np.int64), np.empty(b)
+        slots, _, _ = self.index.draw(self.strata, b, (self._slots, self._masses, out["probability"]))
         out["size"][0], out["total"][0], out["minimum"][0] = self.size, self.index.total, self.index.minimum
         out["key"][:] = self.generation[slots // self.batch] * self.slots + slots
-        out["probability"][:] = probability
         self.store.gather(slots, out)
         self.sampled += b
 

@@ -16,6 +16,7 @@ from replay_rank.strata import Strata
 
 SLOT_DTYPE = np.dtype(np.int64)
 MASS_DTYPE = np.dtype(np.float64)
+Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]
 MAX_CAPACITY = 2**40
 MAX_ALPHA = 10.0  # r^-alpha stays above zero for any rank r
 _ON_DEVICES = "torch and rank_torch live on any device of torch"
@@ -112,16 +113,22 @@ class PriorityIndex(abc.ABC):
         Raises ValueError when a target is NaN or negative, or when k > 0 and the index is empty.
         """
 
-    def draw(self, strata: Strata, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def draw(self, strata: Strata, k: int, out: Drawn | None = None) -> Drawn:
         """The slots (int64[k]) that `strata.targets(k, total)` fall on, their mass and probability.
 
-        Mass and probability = mass / total are float64[k]. Raises ValueError when k < 0, or when
-        k > 0 and the index is empty; then `strata` has not moved.
+        Mass and probability = mass / total are float64[k]. With `out` they are written into these
+        three arrays, contiguous, aligned and of those types, which are returned. Raises ValueError
+        when k < 0, or when k > 0 and the index is empty; then `strata` has not moved.
         """
         check_draw(self, k)
         total = self.total
         slots, mass = self.find_prefix(strata.targets(k, total))
-        return slots, mass, mass / total
+        drawn = slots, mass, mass / total
+        if out is None:
+            return drawn
+        for array, values in zip(out, drawn, strict=True):
+            np.copyto(array, values, casting="no")
+        return out
 
     def save(self) -> np.ndarray:
         """What `set` gave every slot, float64[capacity]: what a checkpoint keeps."""

@@ -107,6 +107,21 @@ class Drawing(IndexSuite):
             assert slots.shape == mass.shape == probability.shape == (k,)
             assert strata.state == same.state
 
+    @pytest.mark.parametrize("k", [0, 1, 7])
+    def test_a_draw_can_be_written_into_arrays_of_the_caller(self, k):
+        index = self.filled(np.arange(1.0, 101.0))
+        expected = index.draw(Strata(5), k)
+        out = np.zeros(k, np.int64), np.zeros(k), np.zeros(k)
+        drawn = index.draw(Strata(5), k, out)
+        assert all(one is other for one, other in zip(drawn, out, strict=True))
+        assert [array.tobytes() for array in out] == [array.tobytes() for array in expected]
+
+    @pytest.mark.parametrize("wrong", [np.zeros(7), np.zeros(6, np.int64), np.zeros(7, np.int32)], ids=["type", "length", "size"])
+    def test_arrays_of_the_caller_that_do_not_fit_are_refused(self, wrong):
+        index = self.filled(np.arange(1.0, 101.0))
+        with pytest.raises((TypeError, ValueError)):
+            index.draw(Strata(5), 7, (wrong, np.zeros(7), np.zeros(7)))
+
     def test_draws_of_one_strata_go_on_where_the_last_ended(self):
         index = self.filled(np.arange(1.0, 101.0))
         strata, after = Strata(3), Strata(3)

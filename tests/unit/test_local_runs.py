@@ -3,6 +3,7 @@
 import itertools
 import json
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from apex import checkpoint, seeds, weights
 from apex.config import load, to_toml
 from apex.run_folder import RunFolder, create
-from apex.schema import weight_header, weight_layout
+from apex.schema import aligned_bytes, weight_header, weight_layout
 from apex.topology import make
 from launch import local, preflight
 from launch import main as command
@@ -129,7 +130,7 @@ def beginnings(config, monkeypatch):
     kept, spec = Beginnings(make_envs), env_spec(config.env)
     monkeypatch.setattr(actor, "make_envs", kept)
     for index in range(config.actor.count):
-        made = actor.Actor(config, spec, None, index, config.actor.count)
+        made = actor.Actor(config, spec, SimpleNamespace(intake_memory=aligned_bytes), index, config.actor.count)
         kept.explorations.append(made.rng.random())
         made.close()
     return kept
