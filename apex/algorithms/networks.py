@@ -17,21 +17,37 @@ _CNN_LAYERS = {
 }
 
 
+class PixelConv2d(nn.Conv2d):
+    """The first layer over pixels in [0, 255], as if they were in [0, 1]: its few weights are scaled, not the many pixels."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the convolution of ``pixels / 255``."""
+        return nn.functional.conv2d(pixels, self.weight * (1.0 / 255.0), self.bias, self.stride)
+
+
+class PixelLinear(nn.Linear):
+    """The same for a layer without convolution."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the layer of ``pixels / 255``."""
+        return nn.functional.linear(pixels, self.weight * (1.0 / 255.0), self.bias)
+
+
 class QNetwork(nn.Module):
-    """Observations ``[B, stack, *frame_shape]`` to Q-values ``[B, num_actions]`` float32.
+    """Observations ``[B, stack, *frame_shape]``, numbers of any type, to Q-values ``[B, num_actions]`` float32.
 
     With ``dueling``, Q = V + A - mean(A) (Wang et al. 2016, equation 9).
     """
 
-    def __init__(self, torso: nn.Module, features: int, hidden: int, num_actions: int, dueling: bool, scale: float):
+    def __init__(self, torso: nn.Module, features: int, hidden: int, num_actions: int, dueling: bool):
         super().__init__()
-        self.torso, self.scale = torso, scale
+        self.torso = torso
         self.advantage = _head(features, hidden, num_actions)
         self.value = _head(features, hidden, 1) if dueling else None
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Return Q-values of a batch of observations (uint8 pixels are scaled to [0, 1])."""
-        features = self.torso(obs.float().mul(self.scale))
+        """Return Q-values of a batch of observations."""
+        features = self.torso(obs.float())
         advantage = self.advantage(features)
         if self.value is None:
             return advantage
@@ -40,12 +56,11 @@ class QNetwork(nn.Module):
 
 def make(config: AlgorithmConfig, spec: EnvSpec) -> QNetwork:
     """Return the configured network; raises :class:`ConfigError` where it cannot take the observations."""
-    scale = 1.0 / 255.0 if spec.frame_dtype == "uint8" else 1.0
     if config.network == "mlp":
         torso, features = _mlp(spec, config.hidden)
-        return QNetwork(torso, features, config.hidden, spec.num_actions, config.dueling, scale)
+        return QNetwork(torso, features, config.hidden, spec.num_actions, config.dueling)
     torso, features = _cnn(config.network, spec)
-    return QNetwork(torso, features, config.hidden, spec.num_actions, config.dueling, scale)
+    return QNetwork(torso, features, config.hidden, spec.num_actions, config.dueling)
 
 
 def _head(features: int, hidden: int, outputs: int) -> nn.Module:
@@ -53,7 +68,8 @@ def _head(features: int, hidden: int, outputs: int) -> nn.Module:
 
 
 def _mlp(spec: EnvSpec, hidden: int) -> tuple[nn.Module, int]:
-    torso = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(spec.observation_shape), hidden), nn.ReLU())
+    linear = PixelLinear if spec.frame_dtype == "uint8" else nn.Linear
+    torso = nn.Sequential(nn.Flatten(), linear(math.prod(spec.observation_shape), hidden), nn.ReLU())
     return torso, hidden
 
 
@@ -64,7 +80,8 @@ def _cnn(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
     for out, kernel, stride in _CNN_LAYERS[name]:
         if size < kernel:
             raise ConfigError(f"algorithm.network = '{name}' is too deep for {list(spec.frame_shape)} frames; raise env.frame_size")
-        layers += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU()]
+        convolution = PixelConv2d if not layers and spec.frame_dtype == "uint8" else nn.Conv2d
+        layers += [convolution(channels, out, kernel, stride), nn.ReLU()]
         channels, size = out, (size - kernel) // stride + 1
     torso = nn.Sequential(*layers, nn.Flatten())
     with torch.no_grad():
