@@ -34,7 +34,7 @@ class RunConfig:
     """What ends the run, how it is seeded, where it is written."""
 
     seed: int = option(0, "seed of everything random in the run", low=0)
-    transport: str = option("mpi", "how roles exchange messages", choices=("mpi", "local"))
+    transport: str = option("mpi", "how roles exchange messages", choices=("mpi", "zmq", "local"))
     directory: str = option("runs", "folder that run folders are made in")
     max_learner_steps: int = option(1_000_000, "end after this many optimiser updates", "learner steps", low=1)
     max_wall_s: float = option(0.0, "end after this long; 0: no limit", "s", low=0.0)

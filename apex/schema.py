@@ -187,6 +187,7 @@ class Limits:
     priority_nbytes: int
     prefetch: int
     intake_in_flight: int
+    intake_nbytes: int | None = None  # None: not bounded
 
 
 def limits(config: Config, spec: EnvSpec) -> Limits:
@@ -196,4 +197,5 @@ def limits(config: Config, spec: EnvSpec) -> Limits:
         priority_layout(config.learner.batch_size).nbytes,
         config.learner.prefetch,
         config.actor.in_flight,
+        intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step).nbytes,
     )

@@ -1,4 +1,4 @@
-"""One rank of an MPI world: decide together that the run can start, then be the rank's role until the end."""
+"""One rank of a world: decide together that the run can start, then be the rank's role until the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from apex import envs, run_folder
 from apex.config import Config, ConfigError, to_toml
 from apex.run_folder import RunFolder, make_result
 from apex.topology import LEARNER, REPLAY, Topology
-from launch import preflight
+from launch import preflight, world
 from launch.world import threads
 
 _LEARNER_COMPLAINS_S = 5.0
@@ -24,9 +24,7 @@ def run(config: Config, topology: Topology, preset: str) -> int:
     from apex.transport.drive import StopSignals
 
     signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals
-    from apex.transport import mpi_world
-
-    comm = mpi_world.world(topology.size)
+    comm = world.load(config.run.transport)[0].world(topology.size)
     failure = _Failure(config, topology, comm, preset)
     try:
         refusal, spec, path = _agree_to_start(comm, config, topology, preset)
@@ -49,12 +47,10 @@ class _Failure:
 
     def end_job(self, error: BaseException) -> None:
         """End all ranks with status 1, even where the error cannot be written down; does not return."""
-        from apex.transport import mpi_world
-
         try:
             self._report(error)
         finally:
-            mpi_world.abort(self.comm)
+            world.load(self.config.run.transport)[0].abort(self.comm)
 
     def _in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:
@@ -72,17 +68,17 @@ class _Failure:
 
 def _agree_to_start(comm, config: Config, topology: Topology, preset: str):
     """Return ``(refusal or None, environment's spec, run folder)``, the same on every rank."""
-    from apex.transport import mpi_world
     from launch import memory
 
+    worlds, _ = world.load(config.run.transport)
     path = os.environ.get(RUN_FOLDER_VARIABLE)
     if path is not None:  # the launcher has checked
-        return None, mpi_world.from_learner(comm, lambda: envs.env_spec(config.env)), path
-    refusal, spec = mpi_world.from_learner(comm, lambda: _attempt(preflight.check, config))
+        return None, worlds.from_learner(comm, lambda: envs.env_spec(config.env)), path
+    refusal, spec = worlds.from_learner(comm, lambda: _attempt(preflight.check, config))
     if refusal is None:
-        refusal = mpi_world.first_from_each_host(comm, lambda ranks: _attempt(memory.check, config, spec, topology, ranks)[0])
+        refusal = worlds.first_from_each_host(comm, lambda ranks: _attempt(memory.check, config, spec, topology, ranks)[0])
     if refusal is None:
-        refusal, path = mpi_world.from_learner(comm, lambda: _attempt(start_folder, config, preset))
+        refusal, path = worlds.from_learner(comm, lambda: _attempt(start_folder, config, preset))
     return refusal, spec, path
 
 
@@ -112,7 +108,6 @@ def _refuse(rank: int, refusal: str) -> int:
 
 def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals) -> None:
     from apex.schema import limits
-    from apex.transport import mpi
     from apex.transport.drive import drive
     from launch import view
     from launch.roles import build, limit_torch_threads, print_line
@@ -120,7 +115,7 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     role_name = topology.role(comm.rank)[0]
     if role_name != REPLAY:
         limit_torch_threads(threads(config, role_name))
-    port = mpi.make_port(comm, topology, limits(config, spec))
+    port = world.load(config.run.transport)[1].make_port(comm, topology, limits(config, spec))
     speaks = role_name == LEARNER and RUN_FOLDER_VARIABLE not in os.environ  # there is no launcher to show the run
     if speaks:
         view.announce(config, topology, folder.path)

@@ -1,4 +1,4 @@
-"""`apex train`: as one rank of an MPI world, under an mpirun of our own, or with all roles in this process."""
+"""`apex train`: as one rank of a world, under a launcher of our own, or with all roles in this process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def train(config: Config, preset: str, ranks: int | None, arguments: list[str]) 
     topology = topologies.make(config, ranks)
     if config.run.transport == "local":
         return _train_here(config, topology, preset)
-    return _train_under_mpirun(config, topology, preset, arguments)
+    return _train_under_launcher(config, topology, preset, arguments)
 
 
 def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size: int) -> int:
-    if config.run.transport != "mpi":
-        raise ConfigError(f"run.transport = '{config.run.transport}' cannot run as {size} ranks of an MPI world; start it without mpirun")
+    if config.run.transport != world.transport():
+        started = "by launch.spawn" if world.transport() == "zmq" else "as an MPI world"
+        raise ConfigError(f"run.transport = '{config.run.transport}' cannot run as these {size} ranks, which were started {started}")
     if ranks not in (None, size):
-        raise ConfigError(f"--ranks {ranks} contradicts the MPI world of {size} ranks; leave --ranks out")
+        raise ConfigError(f"--ranks {ranks} contradicts the world of {size} ranks; leave --ranks out")
     topology = topologies.make(config, size)
     world.limit_threads(config, topology, rank)
     from launch import rank as rank_module  # imports NumPy, which reads the thread variables
@@ -34,15 +35,18 @@ def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size:
     return rank_module.run(config, topology, preset)
 
 
-def _train_under_mpirun(config: Config, topology: Topology, preset: str, arguments: list[str]) -> int:
-    from launch import memory, mpirun, preflight
+def _train_under_launcher(config: Config, topology: Topology, preset: str, arguments: list[str]) -> int:
+    from launch import job, memory, mpirun, preflight, spawn
     from launch.rank import start_folder
 
-    mpirun.find_mpirun()
+    if config.run.transport == "zmq":
+        launcher, environment = spawn.launcher(topology.size), job.ENVIRONMENT
+    else:
+        launcher, environment = mpirun.launcher(topology.size), mpirun.ENVIRONMENT
     memory.check(config, preflight.check(config), topology)
     folder = RunFolder(start_folder(config, preset))
     view.announce(config, topology, folder.path)
-    return mpirun.run(config, topology, folder, preset, arguments)
+    return job.run(launcher, environment, config, topology, folder, preset, arguments)
 
 
 def _train_here(config: Config, topology: Topology, preset: str) -> int:

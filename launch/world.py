@@ -1,19 +1,22 @@
-"""Whether this process was started as a rank of an MPI world, by the launcher's environment variables."""
+"""Whether this process was started as a rank of a world, by the launcher's environment variables."""
 
 from __future__ import annotations
 
+import importlib
 import os
+from types import ModuleType
 
 from apex.config import Config, ConfigError
 from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
 
-# (rank, size) as set by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
-_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
+# (rank, size) as set by launch.spawn; by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
+_OUR_VARIABLES = ("APEX_RANK", "APEX_SIZE")
+_VARIABLES = (_OUR_VARIABLES, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def from_environment() -> tuple[int, int] | None:
-    """Return ``(rank, size)`` of the MPI world this process is told it belongs to, or None.
+    """Return ``(rank, size)`` of the world this process is told it belongs to, or None.
 
     Raises :class:`ConfigError` where the variables make no sense.
     """
@@ -22,8 +25,18 @@ def from_environment() -> tuple[int, int] | None:
         return None
     rank, size = (os.environ[name] for name in names)
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-        raise ConfigError(f"{names[0]}={rank} and {names[1]}={size} name no rank of an MPI world; unset them to start on your own")
+        raise ConfigError(f"{names[0]}={rank} and {names[1]}={size} name no rank of a world; unset them to start on your own")
     return int(rank), int(size)
+
+
+def transport() -> str:
+    """Return the transport of the world that :func:`from_environment` tells of."""
+    return "zmq" if all(name in os.environ for name in _OUR_VARIABLES) else "mpi"
+
+
+def load(name: str) -> tuple[ModuleType, ModuleType]:
+    """Return the modules of a transport between processes: that of its world, and that of its ports."""
+    return importlib.import_module(f"apex.transport.{name}_world"), importlib.import_module(f"apex.transport.{name}")
 
 
 def threads(config: Config, role: str) -> int:

@@ -65,9 +65,10 @@ class Job:
         return found
 
     def rank(self, rank: int) -> int:
-        """Return the pid of an MPI rank."""
-        wanted = f"OMPI_COMM_WORLD_RANK={rank}\0".encode()
-        return next(pid for pid in self.processes() if wanted in (Path("/proc") / str(pid) / "environ").read_bytes())
+        """Return the pid of a rank."""
+        wanted = [f"{name}={rank}\0".encode() for name in ("OMPI_COMM_WORLD_RANK", "APEX_RANK")]
+        environments = ((pid, (Path("/proc") / str(pid) / "environ").read_bytes()) for pid in self.processes())
+        return next(pid for pid, environment in environments if any(name in environment for name in wanted))
 
     def wait_until(self, holds, timeout: float, what: str) -> None:
         """Wait until ``holds()``; the test fails, and the job ends, if that takes too long or the job ends before."""

@@ -11,7 +11,8 @@ import pytest
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
-from launch.mpirun import find_mpirun
+from launch import mpirun as mpi_launcher
+from launch import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
@@ -51,7 +52,7 @@ class Finder(importlib.abc.MetaPathFinder):
             spec.loader.exec_module = lambda module: (load(module), patch(module))
             return spec
 
-if os.environ.get("OMPI_COMM_WORLD_RANK") == fault.get("rank"):
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("APEX_RANK")) == fault.get("rank"):
     time.sleep(fault.get("late_s", 0))
     if "module" in fault:
         sys.meta_path.insert(0, Finder())
@@ -64,10 +65,30 @@ def settings(directory, **more) -> list[str]:
     return [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
 
 
+LAUNCHERS = {"mpi": mpi_launcher.launcher, "zmq": spawn.launcher}
+
+
 @pytest.fixture
 def directory(tmp_path):
     """Where the test's one run is."""
     return tmp_path / "runs"
+
+
+@pytest.fixture(params=["mpi", "zmq"])
+def train(request, directory):
+    """Return ``train(**more) -> command`` of a small run over each transport."""
+    return lambda **more: [*TRAIN, "--transport", request.param, *settings(directory, **more)]
+
+
+@pytest.fixture
+def launched(train):
+    """Return ``launched(ranks, **more) -> command`` of the same run started without our launcher around it."""
+
+    def command(ranks: int, **more) -> list:
+        run = train(**more)
+        return [*LAUNCHERS[run[run.index("--transport") + 1]](ranks), *run]
+
+    return command
 
 
 @pytest.fixture
@@ -99,9 +120,9 @@ def learns(directory) -> bool:
     return bool(rows) and rows[-1]["learner_steps"] > 0
 
 
-def mpirun_of(job) -> int | None:
-    """Return the pid of the job's mpirun, once there is one; it runs as prterun."""
-    return next((pid for pid, line in job.processes().items() if "prterun" in line.split(" ")[0]), None)
+def launcher_of(job) -> int | None:
+    """Return the pid of the job's mpirun, which runs as prterun, or of its ``launch.spawn``, once there is one."""
+    return next((pid for pid, line in job.processes().items() if "prterun" in line.split(" ")[0] or "-m launch.spawn" in line), None)
 
 
 def check_orderly(directory, ended, reason: str) -> dict:
@@ -117,9 +138,13 @@ def check_orderly(directory, ended, reason: str) -> dict:
 
 
 class TestSignals:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda number: number.name)
-    def test_a_signal_to_the_launcher_ends_the_run_in_order(self, start, directory, number):
-        job = start([*TRAIN, *settings(directory)])
+    @pytest.mark.parametrize(
+        "train, number",
+        [*(("mpi", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)), ("zmq", signal.SIGINT)],
+        indirect=["train"], ids=lambda value: getattr(value, "name", value),
+    )  # fmt: skip
+    def test_a_signal_to_the_launcher_ends_the_run_in_order(self, start, directory, train, number):
+        job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         job.process.send_signal(number)
         ended = job.wait(ENDS_S)
@@ -127,26 +152,26 @@ class TestSignals:
         assert f"apex: {number.name}: ending the run" in ended.stderr
         assert "apex: ended by signal" in ended.stdout
 
-    def test_a_signal_to_the_launcher_before_the_ranks_have_started_ends_the_run_in_order(self, start, directory):
-        job = start([*TRAIN, *settings(directory)])
-        job.wait_until(lambda: mpirun_of(job), STARTS_S, "mpirun")
+    def test_a_signal_to_the_launcher_before_the_ranks_have_started_ends_the_run_in_order(self, start, directory, train):
+        job = start(train())
+        job.wait_until(lambda: launcher_of(job), STARTS_S, "mpirun or launch.spawn")
         job.process.send_signal(signal.SIGINT)
         check_orderly(directory, job.wait(STARTS_S), "signal")
 
-    def test_SIGUSR1_to_mpirun_ends_the_run_in_order(self, start, directory):
-        job = start([find_mpirun(), "-n", 4, *TRAIN, *settings(directory)])
+    def test_SIGUSR1_to_what_started_the_ranks_ends_the_run_in_order(self, start, directory, launched):
+        job = start(launched(4))
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         job.process.send_signal(signal.SIGUSR1)
         check_orderly(directory, job.wait(ENDS_S), "signal")
 
-    def test_SIGTERM_to_one_actor_ends_the_whole_run_in_order(self, start, directory):
-        job = start([*TRAIN, *settings(directory)])
+    def test_SIGTERM_to_one_actor_ends_the_whole_run_in_order(self, start, directory, train):
+        job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         os.kill(job.rank(ACTOR_RANK), signal.SIGTERM)
         check_orderly(directory, job.wait(ENDS_S), "signal")
 
-    def test_a_second_ctrl_c_ends_a_run_that_cannot_end_in_order(self, start, directory, inject, injected):
-        job = start([*TRAIN, *settings(directory)], inject(ACTOR_RANK, **HANG))
+    def test_a_second_ctrl_c_ends_a_run_that_cannot_end_in_order(self, start, directory, train, inject, injected):
+        job = start(train(), inject(ACTOR_RANK, **HANG))
         job.wait_until(injected.exists, STARTS_S, "the hang")
         job.process.send_signal(signal.SIGINT)
         time.sleep(1)
@@ -156,8 +181,8 @@ class TestSignals:
 
 
 class TestLimits:
-    def test_ranks_started_by_mpirun_itself_end_after_max_learner_steps(self, mpirun, directory):
-        ended = mpirun(5, [*TRAIN[1:], *settings(directory, run__max_learner_steps=40)])
+    def test_ranks_that_the_user_has_started_end_after_max_learner_steps(self, run_to_end, directory, launched):
+        ended = run_to_end(launched(5, run__max_learner_steps=40))
         result = check_orderly(directory, ended, "learner_steps")
         assert (result["learner_steps"], result["ranks"]) == (40, 5)
         assert "learner 40" in ended.stdout
@@ -168,8 +193,8 @@ class TestLimits:
 
 
 class TestRefusals:
-    def test_a_configuration_that_all_ranks_refuse_together_is_refused_in_one_line(self, mpirun, directory):
-        ended = mpirun(4, [*TRAIN[1:], *settings(directory, replay__index="nonsense")])
+    def test_a_configuration_that_all_ranks_refuse_together_is_refused_in_one_line(self, run_to_end, directory, launched):
+        ended = run_to_end(launched(4, replay__index="nonsense"))
         check_refused(ended, directory, "apex: replay.index")
 
     def test_a_world_that_needs_more_memory_than_its_machine_has_is_refused_in_one_line(self, mpirun, directory):
@@ -207,11 +232,15 @@ HANG = {"module": "actors.actor", "cls": "Actor", "method": "_step", "how": "han
 
 
 class TestFailures:
-    @pytest.mark.parametrize("rank, module, cls, method, how, name", FAULTS.values(), ids=FAULTS)
+    @pytest.mark.parametrize(
+        "train, rank, module, cls, method, how, name",
+        [(over, *fault) for over in ("mpi", "zmq") for fault in FAULTS.values()][:-1],  # a thread's ends a role in the same way
+        indirect=["train"], ids=[f"{over}-{fault}" for over in ("mpi", "zmq") for fault in FAULTS][:-1],
+    )  # fmt: skip
     def test_an_exception_ends_the_job_with_its_traceback_last(
-        self, start, directory, inject, injected, rank, module, cls, method, how, name
+        self, start, directory, train, inject, injected, rank, module, cls, method, how, name
     ):
-        job = start([*TRAIN, *settings(directory)], inject(rank, module=module, cls=cls, method=method, how=how, after=20))
+        job = start(train(), inject(rank, module=module, cls=cls, method=method, how=how, after=20))
         job.wait_until(injected.exists, STARTS_S, "the injected exception")
         ended = job.wait(ENDS_S)
         assert time.time() - float(injected.read_text()) < FAILS_S
@@ -221,22 +250,23 @@ class TestFailures:
         assert told.splitlines()[-1] == "RuntimeError: injected"
         assert folder_of(directory).error() == told
 
-    def test_a_killed_rank_ends_the_job(self, start, directory):
-        job = start([*TRAIN, *settings(directory)])
+    def test_a_killed_rank_ends_the_job(self, start, directory, train):
+        job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         os.kill(job.rank(ACTOR_RANK), signal.SIGKILL)
         ended = job.wait(ENDS_S)
         check_failed(directory, ended)
         assert folder_of(directory).result()["learner_steps"] > 0  # as far as the log had come
 
-    def test_a_killed_mpirun_takes_its_ranks_with_it(self, start, directory, tmp_path):
-        job = start([*TRAIN, *settings(directory)], {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)})
+    def test_a_killed_mpirun_or_spawn_takes_its_ranks_with_it(self, start, directory, train, tmp_path):
+        job = start(train(), {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)})
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
-        os.kill(mpirun_of(job), signal.SIGKILL)
+        os.kill(launcher_of(job), signal.SIGKILL)
         check_failed(directory, job.wait(ENDS_S))
+        assert not list(job.folder.glob(f"{spawn.FOLDER_PREFIX}*"))
 
-    def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, inject, injected):
-        job = start([*TRAIN, *settings(directory, run__drain_s=1)], inject(ACTOR_RANK, **HANG))
+    def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, train, inject, injected):
+        job = start(train(run__drain_s=1), inject(ACTOR_RANK, **HANG))
         job.wait_until(injected.exists, STARTS_S, "the hang")
         job.process.send_signal(signal.SIGTERM)
         ended = job.wait(ENDS_S)
@@ -246,8 +276,8 @@ class TestFailures:
         saved = checkpoint.load(folder_of(directory).checkpoints / "latest.pt")
         assert saved["learner_steps"] == folder_of(directory).result()["learner_steps"]
 
-    def test_a_killed_launcher_takes_its_ranks_with_it(self, start, directory):
-        job = start([*TRAIN, *settings(directory)])
+    def test_a_killed_launcher_takes_its_ranks_with_it(self, start, directory, train):
+        job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         job.process.kill()
         assert job.wait(ENDS_S).returncode == -signal.SIGKILL

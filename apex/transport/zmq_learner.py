@@ -1,0 +1,204 @@
+"""The learner's port over ZeroMQ."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from apex.metrics import MAX_REPORT, REPORT_FIELDS
+from apex.ports import Report
+from apex.schema import Limits, aligned_bytes, weight_header
+from apex.topology import Topology
+from apex.transport.zmq_link import Message
+from apex.transport.zmq_port import (
+    DONE,
+    FINISHED,
+    MESSAGES_PER_PROGRESS,
+    NO_SAMPLE,
+    NO_WEIGHTS,
+    PRIORITY,
+    REPORT,
+    REPORT_TAKEN,
+    SAMPLE,
+    SAMPLE_REQUEST,
+    STOP,
+    STOP_REQUEST,
+    WEIGHT_REQUEST,
+    WEIGHTS,
+    ZmqPort,
+)
+from apex.transport.zmq_world import World
+
+
+class _Publish:
+    """A weight message and what tells who still reads it."""
+
+    def __init__(self, nbytes: int):
+        self.message, self._readers = aligned_bytes(nbytes), []
+
+    def lend(self, tracker) -> None:
+        if tracker is not None:
+            self._readers.append(tracker)
+
+    def is_free(self) -> bool:
+        self._readers = [reader for reader in self._readers if not reader.done]
+        return not self._readers
+
+
+class _Request:
+    """A sample request: open until its answer is here."""
+
+    def __init__(self, replay: int):
+        self.replay, self.message, self.answered = replay, None, False
+
+
+class ZmqLearnerPort(ZmqPort):
+    """Learner (see ``apex.ports.LearnerPort``)."""
+
+    def __init__(self, world: World, topology: Topology, limits: Limits):
+        super().__init__(world, topology, limits)
+        self._requests: deque[_Request] = deque()
+        self._publishes: list[_Publish] = []
+        self._newest: _Publish | None = None
+        self._evaluator_publishes: deque[_Publish] = deque(maxlen=2)
+        self._weight_requests: dict[int, int] = {}
+        self._reports: list[Report] = []
+        self._report_buffer = np.zeros(8 * MAX_REPORT, np.uint8)
+        self._unfinished = set(range(1, topology.size))
+        self.stop_requested = False
+
+    def progress(self) -> None:
+        """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
+        for _ in range(MESSAGES_PER_PROGRESS):
+            message = self._hub.receive()
+            if message is None:
+                break
+            self._hear(message)
+        self._answer_weight_requests()
+        while self.stopping and self._requests and self._requests[0].answered:
+            self._requests.popleft()
+        if self._finishing and not self.finished and not self._open():
+            self.finished = True
+            self._tell_all(DONE)
+
+    def request_sample(self, replay: int) -> None:
+        """Ask, and remember the order."""
+        self._requests.append(_Request(replay))
+        self._hub.send(self.topology.replay_ranks_range[replay], SAMPLE_REQUEST)
+
+    def poll_sample(self) -> tuple[int, np.ndarray] | None:
+        """Return the oldest request's batch, where it arrived, if it has."""
+        if not self._requests or self._requests[0].message is None:
+            return None
+        request = self._requests.popleft()
+        return request.replay, request.message
+
+    def send_priorities(self, replay: int, message: np.ndarray) -> None:
+        """Send a copy."""
+        self._hub.send(self.topology.replay_ranks_range[replay], PRIORITY, 0, message.copy())
+
+    def publish(self, message: np.ndarray) -> None:
+        """Copy into a buffer nobody reads any more; a sleeping receiver holds one, never more."""
+        idle = (p for p in self._publishes if p not in self._evaluator_publishes and p.is_free())
+        publish = next(idle, None)
+        if publish is None:
+            publish = _Publish(len(message))
+            self._publishes.append(publish)
+        publish.message[:] = message
+        self._newest = publish
+
+    def poll_reports(self) -> list[Report]:
+        """Return the reports since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
+        """Return one of the last two publishes the evaluator was given."""
+        messages = (p.message for p in self._evaluator_publishes)
+        return next((m for m in messages if weight_header(m)[0] == param_version), None)
+
+    def send_report(self, vector: np.ndarray) -> bool:
+        """The learner's own report needs no message."""
+        self._reports.append(Report(self.role, self.index, vector.copy()))
+        return True
+
+    def request_stop(self) -> None:
+        """A signal arrived at the learner itself."""
+        self.stop_requested = True
+
+    def stop(self) -> None:
+        """Tell every other rank."""
+        if not self.stopping:
+            self.stopping = True
+            self._tell_all(STOP)
+
+    def _tell_all(self, kind: int) -> None:
+        for rank in range(1, self.topology.size):
+            self._hub.send(rank, kind)
+
+    def _callers(self) -> tuple[list[int], int | None]:
+        return list(range(1, self.topology.size)), self.limits.sample_nbytes
+
+    def _called(self) -> list[int]:
+        return []
+
+    def _hear(self, message: Message) -> None:
+        if message.has_payload:
+            {SAMPLE: self._take_sample, REPORT: self._take_report}.get(message.kind, lambda _: self._hub.refuse())(message.rank)
+        elif message.kind == NO_SAMPLE:
+            self._answered(message.rank, None)
+        elif message.kind == WEIGHT_REQUEST:
+            self._weight_requests[message.rank] = message.arg
+        elif message.kind == STOP_REQUEST:
+            self.stop_requested = True
+        elif message.kind == FINISHED:
+            self._unfinished.discard(message.rank)
+        else:
+            self._hub.refuse()
+
+    def _take_sample(self, rank: int) -> None:
+        sample = self._hub.take(self.limits.sample_nbytes)
+        if sample is not None:
+            self._answered(rank, sample)
+
+    def _answered(self, rank: int, sample: np.ndarray | None) -> None:
+        """Give the answer to the oldest request that this rank has not answered."""
+        asked = (r for r in self._requests if not r.answered and self.topology.replay_ranks_range[r.replay] == rank)
+        request = next(asked, None)
+        if request is None:
+            self._hub.refuse()
+        else:
+            request.answered, request.message = True, sample
+
+    def _take_report(self, rank: int) -> None:
+        nbytes = self._hub.take_into(self._report_buffer)
+        role, index = self.topology.role(rank)
+        if nbytes is None:
+            return
+        if nbytes != 8 * len(REPORT_FIELDS[role]):
+            self._hub.refuse()
+            return
+        self._reports.append(Report(role, index, self._report_buffer[:nbytes].view(np.float64).copy()))
+        self._hub.send(rank, REPORT_TAKEN)
+
+    def _answer_weight_requests(self) -> None:
+        """Answer whoever asked for what is now published; while ending, answer all with nothing."""
+        if not self._weight_requests:
+            return
+        steps = -1 if self._newest is None else weight_header(self._newest.message)[1]
+        for rank, wanted in list(self._weight_requests.items()):
+            if self.stopping:
+                self._hub.send(rank, NO_WEIGHTS)
+            elif steps >= wanted:
+                self._newest.lend(self._hub.send(rank, WEIGHTS, 0, self._newest.message, track=True))
+                if rank == self.topology.evaluator_rank:
+                    self._evaluator_publishes.append(self._newest)
+            else:
+                continue
+            del self._weight_requests[rank]
+
+    def _open(self) -> list[str]:
+        names = self.topology.name
+        samples = [f"a sample batch from {names(self.topology.replay_ranks_range[r.replay])}" for r in self._requests if not r.answered]
+        return samples + [f"{names(rank)} to finish" for rank in sorted(self._unfinished)]

@@ -1,0 +1,169 @@
+"""Frames on ZeroMQ sockets: a header, then at most one payload, to and from peers that are known by name.
+
+The rank that binds has a ROUTER (:class:`Hub`), the ranks that connect a DEALER each (:class:`Link`).
+A peer's name is the job's secret token and its rank, so whatever a stranger sends is recognised before
+anything of it is looked at. What is refused is counted, and told once.
+
+High-water marks are off: what is on its way is bounded by the ports, which count credits, so that
+nothing ever needs to be dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import zmq
+
+from apex.schema import aligned_bytes
+
+_HEADER = struct.Struct("<4sIq")  # what this is, kind, argument
+_MAGIC = b"Apex"
+LINGER_MS = 3000  # for what is sent last; a reader that is gone does not keep a rank longer
+_NO_COPY_NBYTES = 1 << 16  # below, copying costs less than telling when a buffer is free
+_REFUSALS_PER_RECEIVE = 64
+_ALIGNED = 8  # bytes; the widest element of any field
+LARGEST_CONTROL_NBYTES = 1 << 20
+
+
+class Message(NamedTuple):
+    """A header that has arrived; its payload, if there is one, is to be taken next."""
+
+    rank: int
+    kind: int
+    arg: int
+    has_payload: bool
+
+
+class _Mailbox:
+    """Receiving and sending on one socket."""
+
+    def __init__(self, socket: zmq.Socket, owner: str):
+        self.socket, self._owner = socket, owner
+        self.refused = 0
+        socket.linger = LINGER_MS
+        socket.sndhwm = socket.rcvhwm = 0
+
+    def close(self) -> None:
+        """Close; what has been sent still leaves, for as long as the linger time."""
+        self.socket.close()
+
+    def receive(self) -> Message | None:
+        """Return the next message of a known peer, or None. Whoever sends anything else is refused."""
+        for _ in range(_REFUSALS_PER_RECEIVE):
+            if not self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+                return None
+            message = self._header()
+            if message is not None:
+                return message
+            self.refuse()
+        return None
+
+    def take_into(self, buffer: np.ndarray) -> int | None:
+        """Receive the payload into the front of ``buffer``; return its length, or None where it is refused."""
+        nbytes = self.socket.recv_into(buffer)
+        return nbytes if self._is_last() and nbytes <= len(buffer) else self.refuse()
+
+    def take(self, nbytes: int) -> np.ndarray | None:
+        """Return the payload, which must have ``nbytes``, where it arrived if it is aligned there; None where it is refused."""
+        frame = self.socket.recv(copy=False)
+        if not self._is_last() or len(frame) != nbytes:
+            return self.refuse()
+        message = np.frombuffer(frame.buffer, np.uint8)
+        if message.ctypes.data % _ALIGNED == 0:
+            return message
+        copy = aligned_bytes(nbytes)
+        copy[:] = message
+        return copy
+
+    def refuse(self) -> None:
+        """Drop what is left of the message, and count it."""
+        while self.socket.get(zmq.RCVMORE):
+            self.socket.recv_into(bytearray())
+        self.refused += 1
+        if self.refused == 1:
+            print(f"apex: {self._owner} refused a message that is none of this run's; more are only counted", file=sys.stderr, flush=True)
+
+    def _header(self) -> Message | None:
+        raise NotImplementedError
+
+    def _parse(self, rank: int | None) -> Message | None:
+        """Read the header frame, which is next."""
+        header = bytearray(_HEADER.size)
+        if rank is None or self.socket.recv_into(header) != _HEADER.size:
+            return None
+        magic, kind, arg = _HEADER.unpack(header)
+        return Message(rank, kind, arg, self._more()) if magic == _MAGIC else None
+
+    def _more(self) -> bool:
+        return bool(self.socket.get(zmq.RCVMORE))
+
+    def _is_last(self) -> bool:
+        return not self._more()
+
+    def _send(self, kind: int, arg: int, payload: np.ndarray | None, track: bool):
+        """Send header and payload; return what tells when the payload's buffer is free again, if asked to ``track``."""
+        self.socket.send(_HEADER.pack(_MAGIC, kind, arg), 0 if payload is None else zmq.SNDMORE)
+        if payload is None:
+            return None
+        whole = len(payload) < _NO_COPY_NBYTES
+        tracker = self.socket.send(payload, copy=whole, track=track and not whole)
+        return tracker if track and not whole else None
+
+
+class Hub(_Mailbox):
+    """Where peers connect to: binds, and knows them by name."""
+
+    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, peers, owner: str, largest_nbytes: int | None):
+        super().__init__(context.socket(zmq.ROUTER), owner)
+        self._name_of = {rank: name(token, rank) for rank in peers}
+        self._rank_of = {name: rank for rank, name in self._name_of.items()}
+        self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
+        self.socket.maxmsgsize = -1 if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
+        self.socket.bind(endpoint)
+        self.endpoint = self.socket.last_endpoint.decode()
+
+    def send(self, rank: int, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False):
+        """Send to a peer (see ``_Mailbox._send``)."""
+        self.socket.send(self._name_of[rank], zmq.SNDMORE)
+        return self._send(kind, arg, payload, track)
+
+    def _header(self) -> Message | None:
+        rank = self._rank_of.get(self.socket.recv())
+        return self._parse(rank if self._more() else None)
+
+
+class Link(_Mailbox):
+    """The way to a peer that binds."""
+
+    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, rank: int, peer: int, owner: str):
+        super().__init__(context.socket(zmq.DEALER), owner)
+        self._peer = peer
+        self.socket.routing_id = name(token, rank)
+        self.socket.reconnect_ivl = 10  # ms; the peer may bind a little later
+        self._watch = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if endpoint.startswith("tcp:") else None
+        self.socket.connect(endpoint)
+
+    def is_lost(self) -> bool:
+        """Whether a connection to another host, where nobody else would notice, has broken; what came before is still to be received."""
+        return self._watch is not None and bool(self._watch.get(zmq.EVENTS) & zmq.POLLIN)
+
+    def close(self) -> None:
+        """Close, and stop watching."""
+        if self._watch is not None:
+            self.socket.disable_monitor()
+        super().close()
+
+    def send(self, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False):
+        """Send (see ``_Mailbox._send``)."""
+        return self._send(kind, arg, payload, track)
+
+    def _header(self) -> Message | None:
+        return self._parse(self._peer)
+
+
+def name(token: bytes, rank: int) -> bytes:
+    """Return how a rank calls itself: something that ZeroMQ never makes up (those names begin with a zero byte)."""
+    return b"r" + rank.to_bytes(4, "little") + token

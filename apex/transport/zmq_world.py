@@ -1,0 +1,167 @@
+"""Starting and ending a world over ZeroMQ: what happens once, outside the roles' messages.
+
+``launch.spawn`` tells every rank where the learner's rank is to be found (``APEX_ENDPOINT``: a folder of
+the host, ``ipc:///path``, or ``tcp://host:port``) and what the ranks of this job call themselves
+(``APEX_TOKEN``). The learner's rank binds there, and all others meet at it. Values travel as JSON.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import socket as sockets
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import zmq
+
+from apex.config import ConfigError
+from apex.schema import EnvSpec
+from apex.topology import LEARNER_RANK
+from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
+
+ENDPOINT_VARIABLE, TOKEN_VARIABLE = "APEX_ENDPOINT", "APEX_TOKEN"
+RANK_VARIABLE, SIZE_VARIABLE = "APEX_RANK", "APEX_SIZE"
+_VALUE = 1  # kind of message
+
+
+def world(expected_size: int) -> World:
+    """Return the world that the environment describes; raises :class:`ConfigError` where it describes none."""
+    rank, size = int(os.environ[RANK_VARIABLE]), int(os.environ[SIZE_VARIABLE])
+    assert size == expected_size, "the launcher and the ranks read the same variable"
+    endpoint = os.environ.get(ENDPOINT_VARIABLE, "")
+    try:
+        return World(rank, size, endpoint, bytes.fromhex(os.environ.get(TOKEN_VARIABLE, "")))
+    except (ValueError, zmq.ZMQError) as error:
+        raise ConfigError(f"{ENDPOINT_VARIABLE}={endpoint}: no place to meet for the ranks of a job: {error}") from None
+
+
+class World:
+    """The ranks of a job. Calls that are collective are made by all ranks, in the same order."""
+
+    def __init__(self, rank: int, size: int, endpoint: str, token: bytes):
+        self.rank, self.size, self.token = rank, size, token
+        self.context = zmq.Context()
+        atexit.register(self.context.destroy, LINGER_MS)  # Python itself would not wait for what was sent last
+        self._endpoint, self._numbers = endpoint, itertools.count()
+        meeting, owner = self._meeting_point(), f"rank {rank}"
+        if rank == LEARNER_RANK:
+            self._box = Hub(self.context, meeting, token, range(1, size), owner, LARGEST_CONTROL_NBYTES)
+        else:
+            self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, owner)
+
+    def hub(self, peers, owner: str, largest_nbytes: int | None) -> Hub:
+        """Return a new place for ``peers`` to connect to, on this rank."""
+        return Hub(self.context, self._new_endpoint(), self.token, peers, owner, largest_nbytes)
+
+    def link(self, endpoint: str, peer: int, owner: str) -> Link:
+        """Return a connection to the place that ``peer`` has made."""
+        return Link(self.context, endpoint, self.token, self.rank, peer, owner)
+
+    def allgather(self, value) -> list:
+        """Return every rank's value, in the order of ranks. Collective; waits in the kernel."""
+        if self.rank != LEARNER_RANK:
+            self._box.send(_VALUE, 0, _encoded(value))
+            return self._next()[1]
+        values = {LEARNER_RANK: value}
+        while len(values) < self.size:
+            rank, peer_value = self._next()
+            values[rank] = peer_value
+        in_order = [values[rank] for rank in range(self.size)]
+        for rank in range(1, self.size):
+            self._box.send(rank, _VALUE, 0, _encoded(in_order))
+        return in_order
+
+    def _next(self) -> tuple[int, object]:
+        while True:
+            self._box.socket.poll()
+            message = self._box.receive()
+            if message is not None:
+                value = _read(self._box, message)
+                if value is not _REFUSED:
+                    return message.rank, value
+
+    def _meeting_point(self) -> str:
+        parts = urlsplit(self._endpoint)
+        if parts.scheme == "ipc" and parts.path:
+            return f"{self._endpoint}/world"
+        if parts.scheme == "tcp" and parts.hostname and parts.port:
+            return self._endpoint
+        raise ValueError("write ipc:///folder or tcp://host:port")
+
+    def _new_endpoint(self) -> str:
+        parts = urlsplit(self._endpoint)
+        if parts.scheme == "ipc":
+            return f"{self._endpoint}/{self.rank}-{next(self._numbers)}"
+        return f"tcp://{_address_towards(parts.hostname, parts.port)}:*"
+
+
+_REFUSED = object()
+
+
+def _read(box, message) -> object:
+    """Return the value in a message."""
+    buffer = bytearray(LARGEST_CONTROL_NBYTES)
+    nbytes = box.take_into(np.frombuffer(buffer, np.uint8)) if message.has_payload else box.refuse()
+    if nbytes is None:
+        return _REFUSED
+    return json.loads(buffer[:nbytes], object_hook=_decoded)
+
+
+def _encoded(value) -> np.ndarray:
+    return np.frombuffer(json.dumps(value, default=_as_plain).encode(), np.uint8)
+
+
+def _as_plain(value):
+    """Return what the JSON of one of our own values holds."""
+    if isinstance(value, Path):
+        return {"Path": str(value)}
+    if isinstance(value, EnvSpec):
+        return {"EnvSpec": dataclasses.asdict(value)}
+    raise TypeError(f"{type(value).__name__} does not travel between ranks")
+
+
+def _decoded(table: dict):
+    if set(table) == {"Path"}:
+        return Path(table["Path"])
+    if set(table) == {"EnvSpec"}:
+        fields = table["EnvSpec"]
+        return EnvSpec(**fields | {"frame_shape": tuple(fields["frame_shape"])})
+    return table
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return this host's address on the way to ``host``: 127.0.0.1 where that is this host's own loopback."""
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+        probe.connect((host, port))  # sends nothing
+        return probe.getsockname()[0]
+
+
+def from_learner(world: World, make):
+    """Return what ``make()`` gives on the learner's rank, on every rank. Collective; only for starting up."""
+    return world.allgather(make() if world.rank == LEARNER_RANK else None)[LEARNER_RANK]
+
+
+def first_from_each_host(world: World, make):
+    """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank.
+
+    Collective; only for starting up. ``make`` is called on one rank of each host.
+    """
+    hosts = world.allgather(sockets.gethostname())
+    here = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
+    made = world.allgather(make(here) if world.rank == here[0] else None)
+    return next((value for value in made if value is not None), None)
+
+
+def abort(world: World) -> None:
+    """End this rank at once with status 1, upon which ``launch.spawn`` ends all others; does not return."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(1)

@@ -1,0 +1,123 @@
+"""Starts the ranks of a run as one job, follows it, forwards signals, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from apex.config import Config
+from apex.run_folder import RunFolder
+from apex.topology import Topology
+from apex.transport.drive import on_stop_signals
+from launch import spawn, view
+from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
+
+_LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
+ENVIRONMENT = {
+    # glibc then keeps large blocks instead of returning them page by page after every batch.
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+"""What every rank needs in its environment, whatever starts it; what the user has set wins."""
+
+
+def run(
+    launcher: list[str], environment: dict[str, str],
+    config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str],
+) -> int:  # fmt: skip
+    """Run ``apex ARGUMENTS`` as the ranks that ``launcher`` starts; return the exit status when all have ended."""
+    process = subprocess.Popen(
+        [*launcher, *python("launch.main"), *arguments], env=_environment(environment, folder),
+        stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent,
+    )  # fmt: skip
+    job = _Job(process, folder)
+    try:
+        view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks")
+    finally:
+        job.end()
+        spawn.remove_folders_of(process.pid)
+    return _conclude(config, topology, folder, preset, process.wait())
+
+
+def python(module: str) -> list[str]:
+    """Return the command that runs a module of ours."""
+    # -P: a file of the user's in this folder must not take the place of a module.
+    return [sys.executable, "-P", "-m", module]
+
+
+def _environment(environment: dict[str, str], folder: RunFolder) -> dict[str, str]:
+    """Return the environment of the ranks; what the user has set stays."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return environment | os.environ | {RUN_FOLDER_VARIABLE: str(folder.path), "PYTHONPATH": path}
+
+
+def _end_with_parent() -> None:
+    """Have the launcher, and with it its ranks, end even if this process is killed."""
+    spawn.end_with_parent(signal.SIGTERM)
+
+
+class _Job:
+    """The first signal asks the run to end; a second Ctrl-C ends it by force."""
+
+    def __init__(self, process: subprocess.Popen, folder: RunFolder):
+        self.process, self.folder = process, folder
+        self._asked = self._passed_on = self._forced = False
+        on_stop_signals(self._on_signal)
+
+    def is_running(self) -> bool:
+        """Return whether to go on waiting; passes on the signal that has arrived since the last call."""
+        # The launcher forwards SIGUSR1 to every rank. One that is still starting would die of it; once the learner
+        # writes its log, all ranks have met.
+        if self._asked and not self._passed_on and self.folder.tensorboard.exists():
+            self._passed_on = True
+            self.process.send_signal(signal.SIGUSR1)
+        return self.process.poll() is None and not self._forced
+
+    def end(self) -> None:
+        """Leave nothing behind: a launcher told to end kills its ranks; mpirun, killed itself, would leave them."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LAUNCHER_ENDS_S)
+        for pid in _session(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _on_signal(self, number, frame) -> None:
+        self._forced = self._forced or (self._asked and number == signal.SIGINT)
+        if not self._asked:
+            self._asked = True
+            force = " (press Ctrl-C again to force it)" if number == signal.SIGINT else ""
+            print(f"apex: {signal.Signals(number).name}: ending the run{force}", file=sys.stderr, flush=True)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of this machine that belong to the session of ``leader``: the launcher and its ranks."""
+    pids = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            after_name = stat.read_text().rpartition(")")[2].split()  # state, parent, group, session
+            if int(after_name[3]) == leader:
+                pids.append(int(stat.parent.name))
+    return pids
+
+
+def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str, status: int) -> int:
+    """Make sure there is a result, and put what went wrong last on the screen."""
+    status = 128 - status if status < 0 else status
+    if folder.result() is None:
+        status = status or 1
+    if status:
+        write_error_result(folder, config, topology, preset, status)
+    view.conclude(folder)
+    error = folder.error()
+    if error is not None:
+        sys.stdout.flush()
+        print(error, file=sys.stderr, end="", flush=True)
+    return status

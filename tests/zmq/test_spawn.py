@@ -1,0 +1,90 @@
+"""``launch.spawn``: starts ranks, passes on what they are told, ends with them, and leaves nothing behind."""
+
+import json
+import signal
+import sys
+import time
+
+import pytest
+
+from launch import spawn
+
+SPAWN = [sys.executable, "-m", "launch.spawn"]
+TELL = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('APEX_')}), flush=True)"
+STAY = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN), signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[1], os.environ["APEX_RANK"]).touch()
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def stay(start, tmp_path):
+    """Three ranks that heed only SIGUSR1, once all are there."""
+    job = start([*SPAWN, "-n", 3, "--", sys.executable, "-c", STAY, tmp_path])
+    job.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)), 20, "three ranks")
+    assert folders(job)
+    return job
+
+
+def folders(job) -> list:
+    """Return the folders for sockets that there are."""
+    return list(job.folder.glob(f"{spawn.FOLDER_PREFIX}*"))
+
+
+@pytest.mark.parametrize(
+    "options, ranks, size, endpoint",
+    [([], range(3), 3, "ipc:///"), (["--first", 2, "--size", 7], range(2, 5), 7, "ipc:///"), (["--endpoint", "tcp"], range(3), 3, "tcp://127.0.0.1:")],
+    ids=["all", "some", "tcp"],
+)  # fmt: skip
+def test_ranks_are_told_who_they_are_and_where_to_meet(run_to_end, options, ranks, size, endpoint):
+    ended = run_to_end([*SPAWN, "-n", 3, *options, "--", sys.executable, "-c", TELL])
+    assert ended.returncode == 0, ended.stderr
+    told = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert sorted(int(rank["APEX_RANK"]) for rank in told) == list(ranks)
+    assert {rank["APEX_SIZE"] for rank in told} == {str(size)}
+    assert len({(rank["APEX_TOKEN"], rank["APEX_ENDPOINT"]) for rank in told}) == 1
+    assert told[0]["APEX_ENDPOINT"].startswith(endpoint) and len(told[0]["APEX_TOKEN"]) == 32
+
+
+@pytest.mark.parametrize("end, status", [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)], ids=["status", "signal"])
+def test_the_first_rank_that_fails_ends_all_and_gives_the_status(run_to_end, end, status):
+    program = f"import os, sys, time\nif os.environ['APEX_RANK'] == '1':\n    {end}\ntime.sleep(1000)"
+    started = time.monotonic()
+    assert run_to_end([*SPAWN, "-n", 3, "--", sys.executable, "-c", program]).returncode == status
+    assert time.monotonic() - started < 10
+
+
+def test_SIGUSR1_comes_to_every_rank(stay):
+    stay.process.send_signal(signal.SIGUSR1)
+    assert stay.wait(10).returncode == 0
+    assert not folders(stay)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_that_ends_it_ends_all_ranks(stay, number):
+    stay.process.send_signal(number)
+    assert stay.wait(10).returncode == 128 + number
+    assert not folders(stay)
+
+
+def test_killed_itself_it_leaves_no_rank(stay):
+    stay.process.kill()
+    assert stay.wait(10).returncode == -signal.SIGKILL  # fails where a process is left
+
+
+def test_it_ends_with_the_process_that_started_it(start, tmp_path):
+    program = f"import subprocess, sys; subprocess.run([*{SPAWN!r}, '-n', '2', '--', sys.executable, '-c', sys.argv[1], sys.argv[2]])"
+    job = start([sys.executable, "-c", program, STAY, tmp_path])
+    job.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 20, "two ranks")
+    job.process.kill()
+    job.wait(10)
+    assert not folders(job)
+
+
+def test_a_command_that_cannot_be_run_is_an_error(run_to_end):
+    ended = run_to_end([*SPAWN, "-n", 2, "--", "/nonexistent/command"])
+    assert ended.returncode == 127
+    assert ended.stderr == "launch.spawn: /nonexistent/command: No such file or directory\n"
