@@ -13,6 +13,7 @@ _YIELDS = 10  # polls that only yield the core before the first sleep
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3
 _TAKEN_S = 200e-6  # a yield this long means that somebody else wanted the core
 _SLEEP_ONLY_S = 1.0
+_WOKEN_WITHIN_S = 5e-3  # longest wait where a message ends it; what no message tells of is then seen too
 
 
 class Wait:
@@ -22,7 +23,8 @@ class Wait:
     leaves the cores to the ranks that have work. A yield is the quickest way to wait on a core of
     one's own, but on one that another process computes on it gives away a whole slice: 4 ms, where
     a sleep of 50 us takes 115 us with or without company (both measured). So a rank that may have to
-    share its core (``crowded``), or finds that it does, sleeps from the first poll on.
+    share its core (``crowded``), or finds that it does, sleeps from the first poll on. A transport whose
+    messages wake a sleeper has a ``wait(seconds)``, which takes the place of both.
     """
 
     def __init__(self, crowded: bool = False):
@@ -33,10 +35,16 @@ class Wait:
         """There was work: the next wait starts short again."""
         self._idle_polls, self._sleep_s = 0, _FIRST_SLEEP_S
 
-    def idle(self) -> float:
-        """Wait once; return the seconds it took."""
+    def idle(self, wait=None) -> float:
+        """Wait once, by the port's own ``wait`` if it has one; return the seconds it took."""
         start = time.perf_counter()
-        if self._idle_polls < _YIELDS and not self._crowded and start >= self._yield_from:
+        if wait is not None:
+            self._idle_polls += 1
+            wait(_WOKEN_WITHIN_S)
+            # Woken at once, and not for the first time: by a message that the role does not take yet.
+            if self._idle_polls == 1 or time.perf_counter() - start >= _FIRST_SLEEP_S:
+                return time.perf_counter() - start
+        elif self._idle_polls < _YIELDS and not self._crowded and start >= self._yield_from:
             self._idle_polls += 1
             os.sched_yield()
             end = time.perf_counter()
@@ -106,6 +114,7 @@ def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: Sto
     ``crowded``: its host has more ranks than cores (see :class:`Wait`). Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``.
     """
     wait, watchdog = Wait(crowded), Watchdog(name, watchdog_s)
+    port_wait = getattr(role.port, "wait", None)
     deadline = None
     while not role.finished:
         if signals.caught and deadline is None:
@@ -116,7 +125,7 @@ def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: Sto
         if role.step():
             wait.reset(), watchdog.reset()
         else:
-            role.counters.add("wait_s", wait.idle())
+            role.counters.add("wait_s", wait.idle(port_wait))
             watchdog.check(role)
 
 

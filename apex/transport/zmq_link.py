@@ -167,3 +167,8 @@ class Link(_Mailbox):
 def name(token: bytes, rank: int) -> bytes:
     """Return how a rank calls itself: something that ZeroMQ never makes up (those names begin with a zero byte)."""
     return b"r" + rank.to_bytes(4, "little") + token
+
+
+def wait(boxes: list[Hub | Link], seconds: float) -> None:
+    """Sleep until one of the boxes has a message, at most this long, to the millisecond."""
+    zmq.zmq_poll([(box.socket, zmq.POLLIN) for box in boxes], max(1, round(1e3 * seconds)))

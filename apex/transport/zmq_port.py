@@ -6,7 +6,7 @@ import numpy as np
 
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.zmq_link import Hub, Link, Message
+from apex.transport.zmq_link import Hub, Link, Message, wait
 from apex.transport.zmq_world import World
 
 HELLO, WELCOME, INTAKE, INTAKE_TAKEN, SAMPLE_REQUEST, SAMPLE, NO_SAMPLE, PRIORITY, WEIGHT_REQUEST = range(1, 10)
@@ -32,6 +32,10 @@ class ZmqPort:
     def refused(self) -> int:
         """Messages of strangers, and malformed ones, that this port has dropped."""
         return sum(box.refused for box in self._boxes())
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until a message arrives, at most this long (to the millisecond)."""
+        wait(self._boxes(), seconds)
 
     def finish(self) -> None:
         """Say so to the learner as soon as everything of this rank has been received."""

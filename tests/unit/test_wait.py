@@ -55,6 +55,17 @@ def test_a_yield_that_somebody_else_took_is_the_last_for_a_second(monkeypatch):
     assert made[-1] == "yield"
 
 
+def test_a_port_that_messages_wake_waits_in_its_own_way_and_does_not_spin_on_one_that_nobody_takes(made):
+    wait = drive.Wait()
+    woken_at_once = made.append
+    for _ in range(3):
+        wait.idle(woken_at_once)
+    assert made == [5e-3, 5e-3, 50e-6, 5e-3, 100e-6]
+    wait.reset()
+    wait.idle(woken_at_once)
+    assert made[5:] == [5e-3]
+
+
 @pytest.mark.parametrize("ranks, expected", [(1, False), (4, False), (5, True)])
 def test_a_host_is_crowded_when_it_has_more_ranks_than_cores_that_they_may_use(monkeypatch, ranks, expected):
     monkeypatch.setattr(drive.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
