@@ -64,7 +64,7 @@ def run(
     names, left_out = bench_rivals.choose(indexes)
     core = _core(core)
     for option, path in (("--json", json_path), ("--png", png_path)):
-        _check_writable(option, path)
+        check_writable(option, path)
     budget_s = budget_s or (QUICK_S if quick else FULL_S)
     with _one_core(core), _one_thread():
         rivals, failed = _fill(names, leaves, must=indexes is not None)
@@ -90,7 +90,8 @@ def _core(asked: int | None) -> int | None:
     return available[-1] if asked is None else asked
 
 
-def _check_writable(option: str, path: Path | None) -> None:
+def check_writable(option: str, path: Path | None) -> None:
+    """Raise :class:`ConfigError` where the file that ``option`` names could not be written at the end."""
     if path is None:
         return
     new = not os.path.lexists(path)

@@ -176,7 +176,7 @@ def _best_caller(rows: list[dict], name: str, cache: str) -> dict[int, dict]:
 
 def write_json(path: Path, machine: dict, rows: list[dict]) -> None:
     """Write ``{"machine": ..., "rows": [...]}``; raises :class:`ConfigError` if it cannot be written."""
-    with _refusing(path):
+    with refusing(path):
         path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1, allow_nan=False) + "\n")
 
 
@@ -193,12 +193,13 @@ def write_png(path: Path, machine: dict, rows: list[dict]) -> None:
     for panel in (left, right):
         panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{machine['leaves']} leaves, one core of {machine['cpu']}", fontsize="medium")
-    with _refusing(path):
+    with refusing(path):
         figure.savefig(path, format="png", dpi=150)
 
 
 @contextlib.contextmanager
-def _refusing(path: Path):
+def refusing(path: Path):
+    """Turn what the system says against writing ``path`` into a :class:`ConfigError`."""
     try:
         yield
     except OSError as error:

@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_playback(commands)
     _add_plot(commands)
     _add_bench(commands)
+    _add_compare(commands)
     return parser
 
 
@@ -109,6 +110,45 @@ def _add_bench(commands) -> None:
     index.add_argument("--indexes", type=lambda text: text.split(","), metavar="NAME,NAME", help="only these (default: all there are)")
     index.add_argument("--core", type=_natural, metavar="N", help="the core to run on (default: the last one)")
     index.set_defaults(run_command=_bench_index)
+    about = "Train a preset for a while, all roles at once, and tell its rates and what each role takes of the machine."
+    system = parts.add_parser("system", help="a whole run of a preset", description=about)
+    system.add_argument("--preset", default="pong", help="what is trained (default: pong)")
+    system.add_argument("--actors", type=_positive, default=2, metavar="N", help="actors (default: 2)")
+    system.add_argument("--seconds", type=_seconds, default=60.0, metavar="S", help="length of what is measured (default: 60)")
+    system.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="as for train")
+    system.add_argument("--json", type=Path, metavar="FILE", help="write the machine and the rates as JSON")
+    system.set_defaults(run_command=_bench_system)
+
+
+def _add_compare(commands) -> None:
+    about = "Compare the transports on this machine: intake, sampling and a real preset, on free and on busy cores."
+    compare = commands.add_parser("compare", help="compare the transports here", description=about)
+    names = {"type": lambda text: tuple(text.split(",")), "metavar": "NAME,NAME"}
+    compare.add_argument("--transports", help="some of mpi, zmq, mpi-pickle, zmq-pickle (default: all)", **names)
+    compare.add_argument("--actors", type=_counts, metavar="N,N", help="actor counts (default: 1,2,4,6)")
+    compare.add_argument("--repetitions", type=_positive, metavar="N", help="runs of each (default: 3)")
+    compare.add_argument("--seconds", type=_seconds, metavar="S", help="length of what is measured in a run (default: 3)")
+    compare.add_argument("--preset-seconds", type=_seconds, metavar="S", help="the same for the preset (default: 15)")
+    compare.add_argument("--regimes", help="free, busy: a process beside on every core (default: both)", **names)
+    compare.add_argument("--workloads", help="some of intake, mixed, preset (default: all)", **names)
+    compare.add_argument("--preset", help="what the preset workload trains (default: pong-small)")
+    compare.add_argument("--baseline", metavar="NAME", help="the transport of ratio 1 (default: zmq-pickle)")
+    compare.add_argument("--json", type=Path, metavar="FILE", help="write the machine and every run as JSON")
+    compare.add_argument("--png", type=Path, metavar="FILE", help="draw throughput and ratio by actor count")
+    compare.add_argument("--report", type=Path, metavar="FILE", help="write the comparison as Markdown")
+    compare.add_argument("--quick", action="store_true", help="less than three minutes, and less sure: one short run of each")
+    compare.set_defaults(run_command=_compare)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a number of seconds") from None
 
 
 def _natural(text: str) -> int:
@@ -155,6 +195,22 @@ def _bench_index(options, arguments: list[str]) -> int:
     from launch import bench_index
 
     return bench_index.run(options.json, options.png, options.quick, options.leaves, options.indexes, options.core)
+
+
+def _bench_system(options, arguments: list[str]) -> int:
+    from launch import bench_system
+
+    return bench_system.run(options.preset, options.actors, options.seconds, options.overrides, options.json)
+
+
+def _compare(options, arguments: list[str]) -> int:
+    import shlex
+
+    from launch import compare
+
+    asked = {name: value for name in compare.FIELDS if (value := getattr(options, name, None)) is not None}
+    chosen = compare.Options(**((compare.QUICK if options.quick else {}) | asked))
+    return compare.run(chosen, options.json, options.png, options.report, shlex.join(["apex", *arguments]))
 
 
 def _config_help() -> str:

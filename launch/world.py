@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from types import ModuleType
 
 from apex.config import Config, ConfigError
@@ -15,15 +16,15 @@ _VARIABLES = (_OUR_VARIABLES, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def from_environment() -> tuple[int, int] | None:
-    """Return ``(rank, size)`` of the world this process is told it belongs to, or None.
+def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Return ``(rank, size)`` of the world that a process of this environment is told it belongs to, or None.
 
     Raises :class:`ConfigError` where the variables make no sense.
     """
-    names = next((pair for pair in _VARIABLES if all(name in os.environ for name in pair)), None)
+    names = next((pair for pair in _VARIABLES if all(name in environment for name in pair)), None)
     if names is None:
         return None
-    rank, size = (os.environ[name] for name in names)
+    rank, size = (environment[name] for name in names)
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise ConfigError(f"{names[0]}={rank} and {names[1]}={size} name no rank of a world; unset them to start on your own")
     return int(rank), int(size)

@@ -108,10 +108,11 @@ class DrainTimeout(RuntimeError):
     """The run has ended but messages of some rank never arrived."""
 
 
-def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: StopSignals, crowded: bool = False) -> None:
+def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: StopSignals, crowded: bool) -> None:
     """Step ``role`` until it has finished; ask for the end of the run when a signal has arrived.
 
-    ``crowded``: its host has more ranks than cores (see :class:`Wait`). Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``.
+    ``crowded``: its host has more ranks than cores (see :class:`Wait`). Raises :class:`DrainTimeout`
+    where the end takes longer than ``drain_s``.
     """
     wait, watchdog = Wait(crowded), Watchdog(name, watchdog_s)
     port_wait = getattr(role.port, "wait", None)

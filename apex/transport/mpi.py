@@ -120,7 +120,7 @@ class MpiReplayPort(MpiPort):
 
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
         super().__init__(comm, topology, limits, share)
-        self._free_samples = self._make_samples()
+        self._free_samples, self._learners_turn = self._make_samples(), False
         self._actors_here = not self.here.isdisjoint(topology.actor_ranks)
         self._priorities = aligned_bytes(limits.priority_nbytes)
         self._arriving_priorities: tuple[MPI.Request, int] | None = None
@@ -135,10 +135,15 @@ class MpiReplayPort(MpiPort):
         return list(self._make_outbox((count + 1) * stride).reshape(count + 1, stride)[:, :nbytes])
 
     def poll(self, landing: np.ndarray | None):
-        """Return the learner's messages first, then intake received straight into ``landing``."""
-        event = self._poll_learner()
-        if event is None and landing is not None and self._actors_here:
-            event = self._poll_lent(landing)
+        """Return a message of the learner or intake received straight into ``landing``, by turns where there are both."""
+        self._learners_turn = not self._learners_turn
+        event = self._poll_learner() if self._learners_turn else self._poll_actors(landing)
+        if event is None:
+            event = self._poll_actors(landing) if self._learners_turn else self._poll_learner()
+        return event
+
+    def _poll_actors(self, landing: np.ndarray | None) -> IntakeEvent | None:
+        event = self._poll_lent(landing) if landing is not None and self._actors_here else None
         return self._poll_intake(landing) if event is None else event
 
     def sample_buffer(self) -> np.ndarray | None:

@@ -131,12 +131,18 @@ class ZmqReplayPort(ZmqMemberPort):
         super().__init__(world, topology, limits)
         self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(limits.prefetch)]
         self._leaving: list[tuple[object, np.ndarray]] = []  # (what tells when it has left, sample buffer)
+        self._learners_turn = False
         self._events: deque = deque()  # from the learner, no more than it may have in flight
 
     def poll(self, landing: np.ndarray | None):
-        """Return the learner's messages first, then intake received straight into ``landing``."""
-        if self._events:
+        """Return a message of the learner or intake received straight into ``landing``, by turns where there are both."""
+        self._learners_turn = not self._learners_turn
+        if self._events and self._learners_turn:
             return self._events.popleft()
+        event = self._poll_intake(landing)
+        return self._events.popleft() if event is None and self._events else event
+
+    def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
         message = None if landing is None else self._hub.receive()
         if message is None:
             return None

@@ -355,8 +355,6 @@ class StormLearner(Stormer):
 
     def _take_sample(self) -> bool:
         if self.sample is not None:  # valid until the next call
-            if self.rng.random() < 0.5:
-                return False
             self.ledger.expect(seal(self.sample[0]) == self.sample[1], "a sample batch changed while the learner had it")
         arrived, self.sample = self.port.poll_sample(), None
         if arrived is None:

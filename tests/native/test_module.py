@@ -281,6 +281,7 @@ def test_an_output_that_shares_memory_with_another_array_is_unfit():
     tree, memory = filled_tree(), np.zeros(3 * 8, np.int64)
     targets, slots, mass = memory[:8].view(np.float64), memory[8:16], memory[16:].view(np.float64)
     tree.find_prefix(targets, slots, mass)
-    for arrays in ((targets, slots, slots.view(np.float64)), (targets, slots, memory[15:23].view(np.float64)), (slots.view(np.float64), slots, mass)):
+    as_mass = slots.view(np.float64)
+    for arrays in ((targets, slots, as_mass), (targets, slots, memory[15:23].view(np.float64)), (as_mass, slots, mass)):
         with pytest.raises(native.Unfit, match="share memory"):
             tree.find_prefix(*arrays)

@@ -210,7 +210,7 @@ def test_asking_whether_a_file_can_be_written_leaves_nothing_behind(tmp_path):
     for path in (kept, tmp_path / "rows.json"):
         with pytest.raises(ConfigError):
             bench_index.run(path, leaves=LEAVES, core=99999)
-        bench_index._check_writable("--json", path)
+        bench_index.check_writable("--json", path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"] and kept.read_text() == "before"
 
 

@@ -9,78 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from intake_oracle import RESETS, Player, Transition, make_config, stacking_envs
+from numbered_replay import Numbered, mass, update
 from scipy import stats
 
-from apex.config import EnvConfig, from_tables
+from apex.config import EnvConfig
 from apex.envs import make_envs
-from apex.schema import EnvSpec, aligned_bytes, intake_nbytes, sample_layout
-from learner.importance import ImportanceWeights
+from apex.schema import aligned_bytes, sample_layout
 from replay_rank.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-SPEC = EnvSpec((1,), "float32", 1, 2)  # a frame is the transition's number
 INDEXES = ["wide", "binary", "numpy", "torch"]
 BAD = [math.nan, math.inf, -math.inf, -1.0, -1e-45]
 
-
-class Numbered(Replay):
-    """A replay of transitions that tell their own number in every column."""
-
-    def __init__(self, capacity, batch=1, index="wide", seed=0, alpha=0.6, eps=1e-6):
-        replay = {"capacity": capacity, "index": index, "min_size": 1, "alpha": alpha, "eps": eps}
-        config = from_tables([("test", {"replay": replay, "actor": {"intake_batch": batch}, "algorithm": {"n_step": 1}})])
-        super().__init__(config, SPEC, np.random.default_rng(seed))
-        self.next_number = 0
-
-    def put(self, priorities):
-        """Insert one batch of new transitions; return their numbers."""
-        priorities = np.atleast_1d(np.asarray(priorities, np.float32))
-        numbers = self.next_number + np.arange(len(priorities))
-        nbytes = self.land(numbers, priorities)
-        assert self.insert(nbytes) == len(numbers)
-        self.next_number += len(numbers)
-        return numbers.tolist()
-
-    def land(self, numbers, priorities):
-        count = len(numbers)
-        views = self.store.layout.views(self.landing())
-        views["header"][:] = count, count + 1, 7, 0
-        views["frames"][: count + 1, 0] = np.append(numbers, numbers[-1] + 1)
-        rows = np.arange(count)[:, None]
-        columns = {"obs_frames": rows, "next_obs_frames": rows + 1, "action": numbers, "reward": numbers / 2, "discount": numbers / 4}
-        for name, values in (columns | {"param_version": 3 * numbers, "priority": priorities}).items():
-            views[name][:count] = values
-        return intake_nbytes(self.store.layout, SPEC, count + 1)
-
-    def draw(self, batch_size):
-        """Return a sample message's views and the numbers drawn, after checking that all columns agree."""
-        layout = sample_layout(SPEC, batch_size)
-        out = layout.views(aligned_bytes(layout.nbytes))
-        self.sample(out)
-        numbers = out["action"]
-        for name, scale, shift in (("obs", 1, 0), ("next_obs", 1, 1), ("reward", 0.5, 0), ("discount", 0.25, 0), ("param_version", 3, 0)):
-            assert (out[name].reshape(-1) == numbers * scale + shift).all(), name
-        return out, numbers.tolist()
-
-    def keys(self):
-        """Return number -> key of all that can be drawn."""
-        out, numbers = self.draw(4096)
-        return dict(zip(numbers, out["key"].tolist()))
-
-    def everything(self):
-        """Return all that must not change when something is refused, as bytes."""
-        held = self.index.get(np.arange(self.slots))
-        numbers = self.index.total, self.index.minimum, self.size, self.inserted, self.sampled, self.stale_updates, self._landing
-        return b"".join(array.tobytes() for array in (held, np.array(numbers), self.generation, self.count))
-
-
-def mass(priority, alpha=0.6, eps=1e-6):
-    return (np.asarray(priority, np.float32).astype(np.float64) + eps) ** alpha
-
-
-def update(replay, keys, priorities):
-    return replay.update_priorities(np.array(keys, np.int64), np.array(priorities, np.float32))
 
 
 # --- from the environment through the ring ------------------------------------------------------
@@ -197,42 +138,6 @@ def test_the_binary_tree_and_its_oracle_draw_the_same_to_the_last_bit():
         new = rng.exponential(size=33)
         assert update(one, messages[0]["key"], new) == update(other, messages[1]["key"], new)
     assert one.everything() == other.everything()
-
-
-@pytest.mark.parametrize("index", ["rank", "rank_torch"])
-def test_by_rank_a_transition_is_drawn_in_proportion_to_its_rank_to_the_minus_alpha(index):
-    priority = np.random.default_rng(1).permutation(40).astype(np.float32)  # 0 is a priority too
-    replay = Numbered(40, 8, index=index, seed=2, alpha=0.7)
-    for part in priority.reshape(5, 8):
-        replay.put(part)
-    out, _ = replay.draw(1000)
-    expected = (40.0 - priority.astype(np.float64)) ** -0.7 / np.sum(np.arange(1, 41) ** -0.7)
-    assert out["probability"] == pytest.approx(expected[out["action"]], rel=1e-12)
-    assert out["minimum"][0] / out["total"][0] == pytest.approx(expected.min(), rel=1e-12)
-    counts = np.bincount(np.concatenate([replay.draw(1000)[1] for _ in range(200)]), minlength=40)
-    assert stats.chisquare(counts, 200_000 * expected).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("index", ["rank", "rank_torch"])
-def test_by_rank_an_updated_priority_moves_its_transition_to_its_new_rank(index):
-    replay = Numbered(4, 4, index=index, alpha=1.0)
-    replay.put([4.0, 3.0, 2.0, 1.0])
-    update(replay, [replay.keys()[3]], [3.5])
-    out, numbers = replay.draw(100)
-    ranks = {0: 1, 3: 2, 1: 3, 2: 4}
-    assert out["probability"] == pytest.approx([1 / ranks[n] / (1 + 1 / 2 + 1 / 3 + 1 / 4) for n in numbers], rel=1e-12)
-
-
-@pytest.mark.parametrize("index", [*INDEXES, "wide32", "rank", "rank_torch"])
-def test_with_alpha_zero_every_transition_is_as_likely_and_all_weights_are_one(index):
-    replay = Numbered(30, 10, index=index, alpha=0.0)
-    for _ in range(3):
-        replay.put(np.random.default_rng(3).exponential(size=10))
-    out, _ = replay.draw(500)
-    assert out["probability"] == pytest.approx(np.full(500, 1 / 30), rel=1e-12)
-    assert ImportanceWeights(0.4, "global", 1)(0, out) == pytest.approx(np.ones(500), rel=1e-6)
-    counts = np.bincount(np.concatenate([replay.draw(1000)[1] for _ in range(100)]), minlength=30)
-    assert stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_probabilities_over_all_transitions_sum_to_one():

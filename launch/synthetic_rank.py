@@ -1,0 +1,105 @@
+"""One rank of a world of synthetic roles: `mpirun -n 4 python -m launch.synthetic_rank --transport mpi ...`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from apex.schema import limits
+from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
+from launch import world
+
+TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
+WORKLOADS = ("intake", "mixed")
+_WATCHDOG_S, _DRAIN_S = 3600.0, 20.0
+
+
+def main() -> int:
+    """Be one rank; write what it counted to ``FOLDER/rank-N.json``."""
+    options = _parser().parse_args()
+    rank, size = world.from_environment()
+    topology = Topology(size, options.replay_ranks)
+    joined = _Joined(options.transport, size)
+    try:
+        found = _play(options, topology, rank, joined)
+        options.folder.joinpath(f"rank-{rank}.json").write_text(json.dumps(found, allow_nan=False))
+    except BaseException:
+        print(f"{topology.name(rank)} failed:", file=sys.stderr)
+        traceback.print_exc()
+        sys.stderr.flush()
+        joined.abort()
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="synthetic_rank", description=__doc__)
+    parser.add_argument("--transport", choices=TRANSPORTS, default="mpi")
+    parser.add_argument("--workload", choices=WORKLOADS, default="intake")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of the window that is measured")
+    parser.add_argument("--rate", type=float, default=0.0, help="transitions/s of each actor; 0: as fast as it can")
+    parser.add_argument("--batches-per-s", type=float, default=0.0, help="pace of the learner; 0: as fast as it can")
+    parser.add_argument("--replay-ranks", type=int, default=1)
+    parser.add_argument("--folder", type=Path, required=True, help="where each rank writes its JSON")
+    return parser
+
+
+def _play(options, topology: Topology, rank: int, joined) -> dict:
+    from apex.transport.drive import StopSignals, crowded, drive
+    from launch import synthetic
+
+    config = synthetic.config(topology.num_actors, options.replay_ranks)
+    port = joined.make_port(topology, config, synthetic.SPEC, limits(config, synthetic.SPEC))
+    role = _role(options, config, topology, rank, port)
+    drive(role, topology.name(rank), _WATCHDOG_S, _DRAIN_S, StopSignals(), crowded(1 + len(getattr(port, "here", ()))))
+    name, index = topology.role(rank)
+    found = {"role": name, "index": index, "rank": rank} | role.usage.summary() | role.results()
+    role.close()
+    if hasattr(port, "close"):
+        port.close()
+    return found
+
+
+def _role(options, config, topology: Topology, rank: int, port):
+    from launch import synthetic
+
+    role, index = topology.role(rank)
+    sampling = options.workload != "intake"
+    if role == LEARNER:
+        return synthetic.SyntheticLearner(config, port, sampling, options.seconds, options.batches_per_s)
+    if role == EVALUATOR:
+        return synthetic.Idle(port)
+    if role == ACTOR:
+        return synthetic.SyntheticActor(config, port, index, options.rate)
+    return synthetic.MeasuredReplay(config, port, index, topology.num_actors, sampling, options.seconds)
+
+
+class _Joined:
+    """This rank's membership of a world: makes its port, and can end all ranks."""
+
+    def __init__(self, transport: str, size: int):
+        self._base, pickled, _ = transport.partition("-pickle")
+        self._worlds, self._ports = world.load(self._base)
+        self._pickled = bool(pickled)
+        self._world = self._worlds.world(size)
+
+    def make_port(self, topology: Topology, config, spec, limits):
+        """Return the port of this rank."""
+        if not self._pickled:
+            return self._ports.make_port(self._world, topology, limits)
+        from apex.transport.pickled_form import Form
+
+        ports = importlib.import_module(f"apex.transport.{self._base}_pickle")
+        return ports.make_port(self._world, topology, limits, Form(config, spec))
+
+    def abort(self) -> None:
+        """End all ranks."""
+        self._worlds.abort(self._world)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

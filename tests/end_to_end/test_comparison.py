@@ -1,0 +1,40 @@
+"""`apex compare` for real, small: every transport over real processes, with nothing lost, and with one that fails."""
+
+import json
+import sys
+
+import pytest
+
+COMPARE = [sys.executable, "-m", "launch.main", "compare", "--actors", "1", "--repetitions", "1", "--seconds", "0.5", "--regimes", "free"]
+
+
+@pytest.fixture(scope="module")
+def compared(run_to_end, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    files = ["--json", folder / "rows.json", "--png", folder / "panels.png", "--report", folder / "report.md"]
+    ended = run_to_end([*COMPARE, "--workloads", "mixed", *files], timeout=150)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return json.loads((folder / "rows.json").read_text()), (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("transport", ["mpi", "zmq", "mpi-pickle", "zmq-pickle"])
+def test_a_transport_moves_intake_and_samples_and_loses_nothing(compared, transport):
+    (row,) = [row for row in compared[0]["rows"] if row["transport"] == transport]
+    assert "error" not in row
+    assert row["lost"] == 0
+    assert row["batches_per_s"] > 0 and row["sample_ms_p50"] <= row["sample_ms_p99"]
+    assert row["cpu_s_per_million"] > 0 and row["peak_mb"] > 100
+
+
+def test_the_report_has_a_line_for_each(compared):
+    assert all(f"| 1 | {transport} |" in compared[1] for transport in ("mpi", "zmq", "mpi-pickle", "zmq-pickle"))
+
+
+def test_a_transport_that_cannot_start_is_reported_and_the_rest_goes_on(run_to_end, tmp_path):
+    command = [*COMPARE, "--workloads", "intake", "--transports", "mpi,zmq-pickle", "--json", tmp_path / "rows.json"]
+    ended = run_to_end(command, env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, timeout=100)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    mpi, pickled = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert "RuntimeError" in mpi["error"] and mpi["transitions_per_s"] is None
+    assert pickled["transitions_per_s"] > 0 and pickled["lost"] == 0
+    assert "failed: mpi, 1 actors, intake, free" in ended.stdout
