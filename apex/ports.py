@@ -42,7 +42,10 @@ class Report(NamedTuple):
 
 
 class Port(Protocol):
-    """What every role may ask."""
+    """What every role may ask. A transport whose messages wake a sleeper also has ``wait(seconds)`` (see ``drive.Wait``)."""
+
+    ranks_here: int
+    """Ranks on this host, this one included."""
 
     def progress(self) -> None:
         """Let messages move; cheap, called often."""
@@ -123,7 +126,7 @@ class LearnerPort(Port, Protocol):
     def poll_sample(self) -> tuple[int, np.ndarray] | None:
         """Return ``(replay index, sample message)`` of the oldest request if it has arrived.
 
-        The message, read-only, stays valid until the next call.
+        The message, read-only, stays valid until the next call, or the first ``progress`` after ``stop``.
         """
 
     def send_priorities(self, replay: int, message: np.ndarray) -> None:

@@ -28,7 +28,9 @@ from launch.rank import RUN_FOLDER_VARIABLE
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
 _FIRST_STEPS = 3
-_ALWAYS = ["run.log_period_s=0.5", "run.stop_at_target=false", "replay.samples_per_insert=0", "evaluator.period=1000000", "evaluator.episodes=1"]
+_ALWAYS = [
+    "run.log_period_s=0.5", "run.stop_at_target=false", "replay.samples_per_insert=0", "evaluator.period=1000000", "evaluator.episodes=1",
+]  # fmt: skip
 _COUNTS = ("agent_steps", "learner_steps", "transitions")
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from apex import algorithms, envs
 from apex.config import Config, ConfigError
 from apex.schema import EnvSpec, intake_layout
-from replay_rank.index import make_index
+from replay_rank.index import index_class, make_index
 from replay_rank.rate_limit import RateLimiter
 
 
@@ -24,10 +24,18 @@ def check(config: Config) -> EnvSpec:
 
 
 def _check_index(config: Config) -> None:
+    """Refuse an index that cannot be made."""
+    replay = config.replay
     try:
-        make_index(config.replay.index, 1, alpha=config.replay.alpha, device=config.replay.index_device)
+        # A device is only looked for: using it is for the replay ranks.
+        lives_here = replay.index_device if not index_class(replay.index).on_any_device else "cpu"
+        make_index(replay.index, 1, alpha=replay.alpha, device=lives_here)
     except (ValueError, ImportError) as error:  # unknown, or its library is not built
         raise ConfigError(f"replay.index: {error}") from None
+    if replay.index_device != "cpu":
+        from learner.train_step import device
+
+        device(replay.index_device, "replay.index_device")
 
 
 def _layout_or_refuse(config: Config, spec: EnvSpec) -> None:

@@ -123,7 +123,7 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     role = build(config, spec, topology, comm.rank, port, folder, preset, show)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
-    drive(role, topology.name(comm.rank), config.run.watchdog_s, drain_s, signals, crowded(1 + len(getattr(port, "here", ()))))
+    drive(role, topology.name(comm.rank), config.run.watchdog_s, drain_s, signals, crowded(port.ranks_here))
     role.close()
     if speaks:
         view.conclude(folder)

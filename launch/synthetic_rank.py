@@ -55,7 +55,7 @@ def _play(options, topology: Topology, rank: int, joined) -> dict:
     config = synthetic.config(topology.num_actors, options.replay_ranks)
     port = joined.make_port(topology, config, synthetic.SPEC, limits(config, synthetic.SPEC))
     role = _role(options, config, topology, rank, port)
-    drive(role, topology.name(rank), _WATCHDOG_S, _DRAIN_S, StopSignals(), crowded(1 + len(getattr(port, "here", ()))))
+    drive(role, topology.name(rank), _WATCHDOG_S, _DRAIN_S, StopSignals(), crowded(port.ranks_here))
     name, index = topology.role(rank)
     found = {"role": name, "index": index, "rank": rank} | role.usage.summary() | role.results()
     role.close()

@@ -14,9 +14,6 @@ from apex import algorithms, seeds
 from apex.config import Config, ConfigError, LearnerConfig
 from apex.schema import EnvSpec
 
-# A sample batch may be lent by a replay rank: it is read-only, and is only read.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-
 _INPUTS = ("obs", "next_obs", "action", "reward", "discount")
 
 
@@ -89,22 +86,25 @@ class TrainStep:
 
 def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
     """Return ``values`` on the device; images, which travel as bytes, as float32 with their channels side by side."""
-    tensor = torch.from_numpy(values).to(device)
+    with warnings.catch_warnings():
+        # The batch may be lent by a replay rank: it is read-only, and is only read.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(values).to(device)
     return tensor.to(torch.float32, memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-def device(name: str) -> torch.device:
-    """Return the torch device called ``name``; raises :class:`ConfigError` where it cannot be used here."""
+def device(name: str, field: str = "learner.device") -> torch.device:
+    """Return the torch device called ``name``; raises :class:`ConfigError` naming ``field`` where it cannot be used here."""
     try:
         found = torch.device(name)
     except RuntimeError:
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
-        raise ConfigError(f"learner.device = '{name}' is not a device that can be used; use cpu or cuda")
+        raise ConfigError(f"{field} = '{name}' is not a device that can be used; use cpu or cuda")
     seen = torch.cuda.device_count()
     if found.type == "cuda" and (found.index or 0) >= seen:
         use = "cuda:0 or cpu" if seen else "cpu"
-        raise ConfigError(f"learner.device = '{name}', but torch sees {seen or 'no'} CUDA devices here; use {use}")
+        raise ConfigError(f"{field} = '{name}', but torch sees {seen or 'no'} CUDA devices here; use {use}")
     return found
 
 

@@ -85,5 +85,5 @@ def memory_bytes(config: Config, spec: EnvSpec) -> int:
     """Return the bytes one replay rank's ring, index and send buffers will take when full."""
     layout = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step)
     index = index_class(config.replay.index).bytes_per_slot * ring_places(config) * config.actor.intake_batch
-    buffers = config.learner.prefetch * sample_layout(spec, config.learner.batch_size).nbytes
+    buffers = (config.learner.prefetch + 1) * sample_layout(spec, config.learner.batch_size).nbytes
     return ring_places(config) * layout.nbytes + math.ceil(index) + buffers

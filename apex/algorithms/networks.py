@@ -22,7 +22,7 @@ class PixelConv2d(nn.Conv2d):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the convolution of ``pixels / 255``."""
-        return nn.functional.conv2d(pixels, self.weight * (1.0 / 255.0), self.bias, self.stride)
+        return self._conv_forward(pixels, self.weight * (1.0 / 255.0), self.bias)
 
 
 class PixelLinear(nn.Linear):

@@ -50,6 +50,7 @@ class LocalPort:
     def __init__(self, world: LocalWorld, rank: int):
         self.world, self.rank = world, rank
         self.role, self.index = world.topology.role(rank)
+        self.ranks_here = world.topology.size
 
     def progress(self) -> None:
         """Nothing moves by itself here."""

@@ -121,6 +121,7 @@ class MpiReplayPort(MpiPort):
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
         super().__init__(comm, topology, limits, share)
         self._free_samples, self._learners_turn = self._make_samples(), False
+        self._lents_turn = False
         self._actors_here = not self.here.isdisjoint(topology.actor_ranks)
         self._priorities = aligned_bytes(limits.priority_nbytes)
         self._arriving_priorities: tuple[MPI.Request, int] | None = None
@@ -143,8 +144,11 @@ class MpiReplayPort(MpiPort):
         return event
 
     def _poll_actors(self, landing: np.ndarray | None) -> IntakeEvent | None:
-        event = self._poll_lent(landing) if landing is not None and self._actors_here else None
-        return self._poll_intake(landing) if event is None else event
+        """Return intake of this host or of others, by turns where there are both."""
+        self._lents_turn = not self._lents_turn
+        first, second = (self._poll_lent, self._poll_intake) if self._lents_turn else (self._poll_intake, self._poll_lent)
+        event = first(landing)
+        return second(landing) if event is None else event
 
     def sample_buffer(self) -> np.ndarray | None:
         """Take a buffer whose last batch the learner has received; ``send_sample`` is to follow."""
@@ -175,10 +179,11 @@ class MpiReplayPort(MpiPort):
         self._arriving_priorities = None
         return PriorityEvent(self._priorities[:nbytes])
 
-    def _poll_lent(self, landing: np.ndarray) -> IntakeEvent | None:
+    def _poll_lent(self, landing: np.ndarray | None) -> IntakeEvent | None:
         """Copy a batch from an actor's memory on this host to where it will live."""
         # While a message is arriving in ``landing`` nothing else may go there.
-        status = None if self._arriving is not None else self._lent(MPI.ANY_SOURCE, INTAKE)
+        idle = landing is not None and self._actors_here and self._arriving is None
+        status = self._lent(MPI.ANY_SOURCE, INTAKE) if idle else None
         if status is None:
             return None
         message = self._borrow(status.source)

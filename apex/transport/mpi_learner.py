@@ -137,8 +137,9 @@ class MpiLearnerPort(MpiPort):
     def _publish_memory(self, nbytes: int) -> np.ndarray:
         """Return memory for one more publish: such as ranks of this host read in place, while there is some."""
         if self._lendable is None:
-            readers = len(self.here - set(self.topology.replay_ranks_range))
-            count, stride = readers + _SPARE_PUBLISHES if readers else 0, -(-nbytes // ALIGNMENT) * ALIGNMENT
+            # One for each acting rank, wherever it is: each may hold another. Memory is taken when one is first written.
+            readers, here = self.topology.num_actors + 1, self.here - set(self.topology.replay_ranks_range)
+            count, stride = readers + _SPARE_PUBLISHES if here else 0, -(-nbytes // ALIGNMENT) * ALIGNMENT
             self._lendable = list(self._make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
         return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
 

@@ -34,6 +34,8 @@ class MpiPort:
         self._outbox: Outbox | None = None
         self._told: set[int] = set()
         self._inboxes: dict[int, Inbox] = {}
+        self._addresses: dict[int, tuple[MPI.Request, np.ndarray]] = {}
+        self.ranks_here = _ranks_here(comm)
         self._sends: list[tuple[MPI.Request, str, object, object]] = []
         self._stop_receive: MPI.Request | None = None
         self._finishing, self._barrier, self.finished = False, None, False
@@ -109,14 +111,25 @@ class MpiPort:
     def _lent(self, source: int, tag: int) -> MPI.Status | None:
         """Return the status of the oldest announcement or refusal from a rank of this host, not yet received."""
         status = MPI.Status()
-        return status if self.lent.Iprobe(source, tag, status) else None
+        if not self.lent.Iprobe(source, tag, status):
+            return None
+        return status if status.Get_count(MPI.BYTE) or self._has_opened(status.source) else None
+
+    def _has_opened(self, source: int) -> bool:
+        """Whether the outbox of ``source``, which has lent something, is open; its address is on its way at least."""
+        if source in self._inboxes:
+            return True
+        if source not in self._addresses:
+            address = np.zeros(3, np.int64)
+            self._addresses[source] = self.lent.Irecv([address, MPI.BYTE], source, OUTBOX), address
+        request, address = self._addresses[source]
+        if not request.Test():
+            return False
+        self._inboxes[source] = Inbox(address, self.comm.size, self._entries, self.comm.rank)
+        return True
 
     def _borrow(self, source: int) -> np.ndarray:
-        """Return the payload (read-only) of the oldest message that ``source`` has lent and that was probed but not received."""
-        if source not in self._inboxes:
-            address = np.zeros(3, np.int64)
-            self.lent.Recv([address, MPI.BYTE], source, OUTBOX)
-            self._inboxes[source] = Inbox(address, self.comm.size, self._entries, self.comm.rank)
+        """Return the payload (read-only) of the oldest message that ``source`` has lent: announced, not received, open."""
         return self._inboxes[source].next()
 
     def _give_back(self, source: int, tag: int) -> None:
@@ -146,3 +159,11 @@ class MpiPort:
         part = into[: status.Get_count(MPI.BYTE)]
         message.Recv([part, MPI.BYTE])
         return part
+
+
+def _ranks_here(comm: MPI.Comm) -> int:
+    """Return the ranks on this host, this one included. Collective."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    size = host.size
+    host.Free()
+    return size

@@ -39,6 +39,7 @@ class PickledPort:
     """What every role may ask (see ``apex.ports.Port``)."""
 
     def __init__(self, wire, rank: int, topology: Topology, limits: Limits, form: Form):
+        self.ranks_here = topology.size  # these transports are for one host
         self.wire, self.rank, self.topology, self.limits, self.form = wire, rank, topology, limits, form
         self.role, self.index = topology.role(rank)
         self.stopping = self.finished = False

@@ -8,12 +8,19 @@ flight, and the exact end of a run, hold unchanged. Nothing has a name, so nothi
 
 Where the payload of the next message lies is written into a ledger at the front of the outbox, one ring of
 entries for each receiver, before the message is sent; MPI delivers messages between two ranks in order.
+
+Payload and ledger are plain memory: that a rank which has seen the message sees them too, and that what it
+reads is read before the sender hears that it may write again, is the processor's keeping of the order of
+stores and of loads. x86 keeps both. Others need fences that MPI promises only for its own windows, so there
+nothing is lent.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import platform
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +28,8 @@ import numpy as np
 from apex.schema import ALIGNMENT
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_KEEP_ORDER = ("x86_64", "AMD64")
+_PROBE_NBYTES = 16
 
 
 class Outbox:
@@ -34,13 +43,14 @@ class Outbox:
     def __init__(self, world_size: int, entries: int, nbytes: int):
         ledger = world_size * entries * 2 * 8
         self._first = -(-ledger // ALIGNMENT) * ALIGNMENT
-        self._fd = os.memfd_create("apex-outbox", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, self._first + nbytes)
-        memory = np.frombuffer(mmap.mmap(self._fd, self._first + nbytes), np.uint8)
+        fd = os.memfd_create("apex-outbox", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        os.ftruncate(fd, self._first + nbytes)
+        memory = np.frombuffer(mmap.mmap(fd, self._first + nbytes), np.uint8)
         self._ledger = memory[:ledger].view(np.int64).reshape(world_size, entries, 2)
         self._sent = [0] * world_size
         self.data = memory[self._first :]
-        self.address = np.array([os.getpid(), self._fd, self._first + nbytes], np.int64)
+        self.address = np.array([os.getpid(), fd, self._first + nbytes], np.int64)
 
     def holds(self, message: np.ndarray) -> bool:
         """Whether ``message`` (uint8, contiguous) lies in the outbox."""
@@ -73,8 +83,10 @@ class Inbox:
 
 def identity() -> str:
     """Return what two ranks have in common when one may open the other's memory: kernel, processes, user; "" if none can."""
+    if not hasattr(os, "memfd_create") or platform.machine() not in _KEEP_ORDER:
+        return ""
     try:
-        return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')} {os.getuid()}" if hasattr(os, "memfd_create") else ""
+        return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     except OSError:
         return ""
 
@@ -82,23 +94,25 @@ def identity() -> str:
 def neighbours(rank: int, allgather) -> set[int]:
     """Return the other ranks whose outboxes this rank can open, and they its own. Collective, by ``allgather(object)``.
 
-    It is tried, not guessed: each rank opens a probe of the first rank of its host, and where one of a host
-    cannot, none there shares.
+    It is tried, not guessed: each rank reads random bytes from the memory of every other of its host, and
+    where one of a host cannot, none there shares.
     """
-    mine = identity()
-    probe = Outbox(1, 1, ALIGNMENT) if mine else None
-    told = allgather((mine, None if probe is None else probe.address))
-    here = [other for other, (theirs, _) in enumerate(told) if theirs and theirs == mine]
-    able = set(here) <= {other for other, good in enumerate(allgather(_can_open(told, here))) if good}
-    return set(here) - {rank} if able else set()
+    mine, nonce = identity(), os.urandom(_PROBE_NBYTES)
+    probe = Outbox(1, 1, _PROBE_NBYTES) if mine else None
+    if probe is not None:
+        probe.data[:] = np.frombuffer(nonce, np.uint8)
+        probe.enter(0, probe.data)
+    told = allgather((mine, nonce, None if probe is None else probe.address))
+    here = [other for other, (theirs, _, _) in enumerate(told) if theirs and theirs == mine]
+    able = {other for other, good in enumerate(allgather(all(_reads(*told[other]) for other in here))) if good}
+    return set(here) - {rank} if able.issuperset(here) else set()
 
 
-def _can_open(told: list[tuple], here: list[int]) -> bool:
+def _reads(_identity: str, nonce: bytes, address: np.ndarray) -> bool:
+    """Whether the probe at ``address`` can be opened and is the one that was told of."""
     try:
-        for other in here[:2]:
-            Inbox(told[other][1], 1, 1, 0)
-        return True
-    except OSError:
+        return Inbox(address, 1, 1, 0).next().tobytes() == nonce
+    except (OSError, ValueError):
         return False
 
 

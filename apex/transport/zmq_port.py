@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 
 from apex.schema import Limits
@@ -25,6 +27,7 @@ class ZmqPort:
         callers, largest = self._callers()
         self._hub = world.hub(callers, owner, largest) if callers else None
         endpoints = world.allgather(self._hub and self._hub.endpoint)
+        self.ranks_here = world.allgather(socket.gethostname()).count(socket.gethostname())
         self._links: dict[int, Link] = {rank: world.link(endpoints[rank], rank, owner) for rank in self._called()}
         self._meet(callers)
 

@@ -20,6 +20,7 @@ LAUNCHES = {
     "lent, 4 ranks": (4, 1, "lend", {}),
     "lent, 7 ranks, 2 of replay": (7, 2, "lend", {}),
     "lent, 7 ranks, 2 of replay, nothing eager": (7, 2, "lend", NOTHING_EAGER),
+    "lent on two hosts and sent between them, 9 ranks, 2 of replay": (9, 2, "mixed", {}),
     "sent, 4 ranks": (4, 1, "send", {}),
     "sent, 7 ranks, 2 of replay, nothing eager": (7, 2, "send", NOTHING_EAGER),
     "sent, 4 ranks, all eager": (4, 1, "send", ALL_EAGER),

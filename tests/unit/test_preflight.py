@@ -67,6 +67,12 @@ def test_cuda_is_refused_where_there_is_none():
     assert "torch sees no CUDA devices here; use cpu" in refusal(check, "learner.device=cuda")
 
 
+def test_a_device_for_the_index_is_refused_where_there_is_none_or_the_index_takes_none():
+    assert refusal(check, "replay.index_device=cuda").startswith("replay.index: the priority index 'wide' lives on the cpu")
+    told = refusal(lambda: preflight.check(load("cartpole", ["replay.index=torch", "replay.index_device=cuda:3"])))
+    assert told == "replay.index_device = 'cuda:3', but torch sees no CUDA devices here; use cpu"
+
+
 def test_an_index_whose_library_is_not_built_is_refused_in_one_line(monkeypatch):
     def missing(name, capacity, **options):
         raise ImportError("the C part is missing or out of date; run: make native")
@@ -160,7 +166,7 @@ def test_a_replay_rank_takes_no_more_memory_than_it_was_said_to(capacity, batch,
     spec = env_spec(config.env)
     replay = Replay(config, spec, np.random.default_rng(0))
     replay.index.load(np.random.default_rng(1).random(replay.slots))
-    buffers = config.learner.prefetch * sample_layout(spec, config.learner.batch_size).nbytes
+    buffers = (config.learner.prefetch + 1) * sample_layout(spec, config.learner.batch_size).nbytes
     told = memory_bytes(config, spec) - replay.store.buffer.nbytes - buffers
     assert 0.3 * told - 2**14 <= replay.index.nbytes <= told + 2**14
 
