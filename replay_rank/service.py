@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from apex import seeds
 from apex.config import Config
 from apex.ports import IntakeEvent, PriorityEvent, ReplayPort, SampleRequestEvent
@@ -13,6 +15,11 @@ from apex.topology import REPLAY
 from replay_rank.index import index_class
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay, ring_places
+
+
+# A sample batch takes as long to gather as dozens of intake batches take to insert: with one for one, a learner that
+# is always waiting would hold the actors up.
+_EVENTS_PER_ANSWER = 16
 
 
 class ReplayService(Role):
@@ -31,10 +38,11 @@ class ReplayService(Role):
         self.counters.set("capacity", config.replay.capacity // config.replay.ranks)
 
     def work(self) -> bool:
-        """Handle one event and answer one request; return whether anything happened."""
-        may_insert = self.limiter.may_insert()
-        handled = self._handle(self.port.poll(self.replay.landing() if may_insert else None))
-        return self._answer() or handled
+        """Handle some events and answer one request; return whether anything happened."""
+        handled = 0
+        while handled < _EVENTS_PER_ANSWER and self._handle(self.port.poll(self._landing())):
+            handled += 1
+        return self._answer() or handled > 0
 
     def wind_down(self) -> bool:
         """Receive what is still on its way and answer no more requests."""
@@ -56,6 +64,9 @@ class ReplayService(Role):
         values = {"inserted": r.inserted, "sampled": r.sampled, "size": r.size, "stale_updates": r.stale_updates}
         for name, value in values.items():
             self.counters.set(name, value)
+
+    def _landing(self) -> np.ndarray | None:
+        return self.replay.landing() if self.limiter.may_insert() else None
 
     def _handle(self, event) -> bool:
         match event:

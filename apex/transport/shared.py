@@ -20,6 +20,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import resource
 import weakref
 from pathlib import Path
 
@@ -85,6 +86,8 @@ def identity() -> str:
     """Return what two ranks have in common when one may open the other's memory: kernel, processes, user; "" if none can."""
     if not hasattr(os, "memfd_create") or platform.machine() not in _KEEP_ORDER:
         return ""
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:  # holds for files in memory too
+        return ""
     try:
         return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     except OSError:
@@ -98,14 +101,22 @@ def neighbours(rank: int, allgather) -> set[int]:
     where one of a host cannot, none there shares.
     """
     mine, nonce = identity(), os.urandom(_PROBE_NBYTES)
-    probe = Outbox(1, 1, _PROBE_NBYTES) if mine else None
-    if probe is not None:
-        probe.data[:] = np.frombuffer(nonce, np.uint8)
-        probe.enter(0, probe.data)
+    probe = _make_probe(nonce) if mine else None
+    mine = mine if probe is not None else ""
     told = allgather((mine, nonce, None if probe is None else probe.address))
     here = [other for other, (theirs, _, _) in enumerate(told) if theirs and theirs == mine]
     able = {other for other, good in enumerate(allgather(all(_reads(*told[other]) for other in here))) if good}
     return set(here) - {rank} if able.issuperset(here) else set()
+
+
+def _make_probe(nonce: bytes) -> Outbox | None:
+    try:
+        probe = Outbox(1, 1, len(nonce))
+    except OSError:  # not allowed here
+        return None
+    probe.data[:] = np.frombuffer(nonce, np.uint8)
+    probe.enter(0, probe.data)
+    return probe
 
 
 def _reads(_identity: str, nonce: bytes, address: np.ndarray) -> bool:

@@ -121,3 +121,15 @@ def test_a_probe_that_is_not_the_one_told_of_is_no_neighbour():
     assert shared._reads("", bytes(16), outbox.address)
     assert not shared._reads("", b"x" * 16, outbox.address)
     assert not shared._reads("", bytes(16), np.array([os.getpid(), 999, 64], np.int64))
+
+
+def test_where_memory_cannot_be_made_or_is_limited_nothing_is_lent(monkeypatch):
+    def refuse(*args):
+        raise PermissionError
+
+    assert everyones_neighbours(monkeypatch, ["a", "a"]) == [{1}, {0}]
+    monkeypatch.setattr(shared.os, "memfd_create", refuse)
+    assert neighbours(0, lambda mine: [mine, mine]) == set()
+    monkeypatch.undo()
+    monkeypatch.setattr(shared.resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
+    assert shared.identity() == ""
