@@ -16,7 +16,6 @@ from replay_rank.index import index_class
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay, ring_places
 
-
 # A sample batch takes as long to gather as dozens of intake batches take to insert: with one for one, a learner that
 # is always waiting would hold the actors up.
 _EVENTS_PER_ANSWER = 16
