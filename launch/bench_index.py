@@ -184,11 +184,9 @@ class Inputs:
         """Return the first slot and the masses of the n-th insert into the ring; no insert wraps around."""
         return n % (self._leaves // INSERT) * INSERT, self.update(INSERT, n)[1]
 
-    def rows(self, op: str, k: int, first: int, calls: int) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, k: int, first: int, calls: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots (int64[calls * k]) and masses (float64[calls * k]) of calls from the first-th on, end to end."""
         slots, mass = zip(*(self.update(k, first + n) for n in range(calls)))
-        if op == "insert":
-            slots = [self.insert(first + n)[0] + np.arange(k) for n in range(calls)]
         return np.concatenate(slots), np.concatenate(mass)
 
 
@@ -246,7 +244,7 @@ class Bench:
         self._calls[rival.name] += calls
         if cell.caller == "c":
             cold_bytes = COLD_BYTES if cell.cache == "cold" else 0
-            rows = self.inputs.rows(cell.op, cell.k, first, calls)
+            rows = self.inputs.rows(cell.k, first, calls)
             return rival.index.time_calls(cell.op, cell.k, calls, cold_bytes, *rows, first)[warm:]
         arguments = [self._arguments(rival, cell, first + n) for n in range(calls)]
         before = functools.partial(np.copyto, *self._frames) if cell.cache == "cold" else _nothing

@@ -40,6 +40,7 @@ def machine(rivals: list[Rival], core: int | None) -> dict:
         "python": platform.python_version(),
         "compiler": _first_match(_LIBRARY, r"((?:GCC: |clang version )[^\0\n]+)"),
         "backends": {rival.name: rival.index.backend for rival in rivals if rival.index is not None},
+        "bytes_per_leaf": {rival.name: rival.index.nbytes / rival.index.capacity for rival in rivals if rival.index is not None},
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
     }
 
@@ -97,6 +98,9 @@ def show(machine: dict, rows: list[dict]) -> None:
 
     console = Console(highlight=False)
     console.print(f"{machine['cpu']}, core {machine['core']}; {machine['leaves']} leaves; medians of µs a call", markup=False)
+    if machine["bytes_per_leaf"]:
+        told = (f"{name} {_number(size)}" for name, size in machine["bytes_per_leaf"].items())
+        console.print(f"bytes a leaf: {', '.join(told)}", markup=False)
     for text in machine["left_out"]:
         console.print(f"left out: {text}", markup=False)
     for cache in ("hot", "cold"):

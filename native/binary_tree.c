@@ -217,14 +217,14 @@ static void get(const segment_tree *head, const int64_t *slots, double *mass, in
         mass[row] = nodes[width + slots[row]].sum;
 }
 
-/* Input: targets and a tree. Result: textbook form, root to leaf for each row. */
-static void find_by_element(const binary_tree *tree, const double *targets, int64_t *slots, double *mass, int64_t k)
+/* Input: a tree, and targets in `mass`. Result: textbook form, root to leaf for each row. */
+static void find_by_element(const binary_tree *tree, int64_t *slots, double *mass, int64_t k)
 {
     const node *nodes = tree->nodes;
     int64_t width = tree->width;
-#pragma acc parallel loop present(nodes[0 : 2 * width]) copyin(targets[0 : k]) copyout(slots[0 : k], mass[0 : k])
+#pragma acc parallel loop present(nodes[0 : 2 * width]) copyout(slots[0 : k]) copy(mass[0 : k])
     for (int64_t row = 0; row < k; row++) {
-        double target = targets[row];
+        double target = mass[row];
         int64_t n = 1;
         while (n < width) {
             n *= 2;
@@ -239,13 +239,11 @@ static void find_by_element(const binary_tree *tree, const double *targets, int6
 
 /* Input: as above. Result: the same; all rows take one step before any takes the next, so that their
  * cache misses overlap. On the way down `slots` holds the node reached and `mass` what is left over. */
-static void find_by_levels(const binary_tree *tree, const double *targets, int64_t *slots, double *mass, int64_t k)
+static void find_by_levels(const binary_tree *tree, int64_t *slots, double *mass, int64_t k)
 {
     const node *nodes = tree->nodes;
-    for (int64_t row = 0; row < k; row++) {
+    for (int64_t row = 0; row < k; row++)
         slots[row] = 1;
-        mass[row] = targets[row];
-    }
     for (int64_t depth = tree->width; depth > 1; depth /= 2)
         for (int64_t row = 0; row < k; row++)
             slots[row] = child_of(nodes, slots[row], &mass[row]);
@@ -255,13 +253,13 @@ static void find_by_levels(const binary_tree *tree, const double *targets, int64
     }
 }
 
-static void find(const segment_tree *head, const double *targets, int64_t *slots, double *mass, int64_t k)
+static void find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
 {
     const binary_tree *tree = binary(head);
     if (tree->form == BINARY_ELEMENT || tree->live != NULL)
-        find_by_element(tree, targets, slots, mass, k);
+        find_by_element(tree, slots, mass, k);
     else
-        find_by_levels(tree, targets, slots, mass, k);
+        find_by_levels(tree, slots, mass, k);
 }
 
 /* Input: two nodes. Result: whether they are equal; never with a NaN. */

@@ -25,7 +25,8 @@ static PyObject *Refused, *Unfit;
 #define MAX_ARRAYS 4
 
 /* Input: an object and what its elements must be: 'i' int64, 'u' uint64, 'f' float64, 'b' bytes of any
- * shape. Result: 0 and a buffer, to be released by the caller, or -1 and an exception. */
+ * shape. Result: 0 and a buffer, to be released by the caller, or -1 and an exception. An empty array may
+ * lie anywhere. */
 static int open_array(PyObject *object, char type, int writable, Py_buffer *view)
 {
     const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
@@ -36,7 +37,8 @@ static int open_array(PyObject *object, char type, int writable, Py_buffer *view
     }
     const char *formats = type == 'i' ? "lq" : type == 'u' ? "LQ" : "d";
     int fits = type == 'b' || (view->ndim == 1 && view->itemsize == 8 && strlen(view->format) == 1 &&
-                               strchr(formats, view->format[0]) != NULL && (uintptr_t)view->buf % 8 == 0);
+                               strchr(formats, view->format[0]) != NULL &&
+                               (view->len == 0 || (uintptr_t)view->buf % 8 == 0));
     if (fits)
         return 0;
     PyBuffer_Release(view);
@@ -151,11 +153,18 @@ static PyObject *tree_find_prefix(TreeObject *self, PyObject *const *args, Py_ss
     return finish(segment_tree_find_prefix(self->tree, v[0].buf, v[1].buf, v[2].buf, ROWS(v[0])), v, 3);
 }
 
+/* draw(k, state, slots, mass, probability): the last three are of length k. */
 static PyObject *tree_draw(TreeObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer v[MAX_ARRAYS];
-    if (open_arrays(args, nargs, "UIFF", v) != 0)
+    int64_t k = nargs > 0 ? PyLong_AsLongLong(args[0]) : -1;
+    if (PyErr_Occurred() || open_arrays(args + 1, nargs - 1, "UIFF", v) != 0)
         return NULL;
+    if (ROWS(v[1]) != k) {
+        close_arrays(v, 4);
+        PyErr_SetString(Unfit, "arrays of another length than the number of draws");
+        return NULL;
+    }
     return finish(segment_tree_draw(self->tree, v[0].buf, v[1].buf, v[2].buf, v[3].buf, ROWS(v[1])), v, 4);
 }
 

@@ -7,7 +7,8 @@
  *
  * The ranks are exact at all times. Filled slots are kept in order in blocks of up to BLOCK, and the
  * blocks in a directory, so that an update moves one block's part and, when a block splits or two
- * merge, the directory's. Two neighbours hold more than half a block together, which bounds both.
+ * merge, the directory's. Two neighbours hold more than half a block together, which bounds both. A load of
+ * all slots sorts once and leaves blocks half full.
  */
 #include <float.h>
 #include <math.h>
@@ -38,6 +39,7 @@ typedef struct {
     int64_t max_blocks;
     block **order;      /* the blocks in use, in order of rank, then the unused ones */
     int64_t blocks;     /* in use, at least 1 */
+    int64_t most_blocks; /* ever in use; the memory of these was taken */
     int64_t *before;    /* filled slots in the blocks before each */
     int counted;        /* before is up to date */
 } ranked_tree;
@@ -82,13 +84,20 @@ static int64_t place_in(const block *in, entry wanted)
     return low;
 }
 
+/* Input: a number of blocks. Result: so many are in use. */
+static void use_blocks(ranked_tree *tree, int64_t blocks)
+{
+    tree->blocks = blocks;
+    tree->most_blocks = blocks > tree->most_blocks ? blocks : tree->most_blocks;
+}
+
 /* Input: a full block's number. Result: its second half is a block of its own, right after it. */
 static void split(ranked_tree *tree, int64_t number)
 {
     block *full = tree->order[number], *half = tree->order[tree->blocks];
     memmove(&tree->order[number + 2], &tree->order[number + 1], (size_t)(tree->blocks - number - 1) * sizeof *tree->order);
     tree->order[number + 1] = half;
-    tree->blocks++;
+    use_blocks(tree, tree->blocks + 1);
     half->count = BLOCK / 2;
     full->count = BLOCK / 2;
     memcpy(half->entries, full->entries + BLOCK / 2, sizeof full->entries / 2);
@@ -161,7 +170,8 @@ static void settle(ranked_tree *tree)
     int64_t slots = tree->head.capacity;
     tree->head.total = tree->cumulative[tree->size];
     tree->head.minimum = tree->size > 0 ? mass_of(tree, tree->size) : INFINITY;
-    tree->head.bytes = (int64_t)sizeof *tree + (2 * slots + 1) * 8 + tree->max_blocks * 16 + tree->blocks * (int64_t)sizeof(block);
+    int64_t fixed = (int64_t)sizeof *tree + (2 * slots + 1) * 8 + tree->max_blocks * 16;
+    tree->head.bytes = fixed + tree->most_blocks * (int64_t)sizeof(block);
     tree->counted = 0;
 }
 
@@ -172,11 +182,53 @@ static void set(segment_tree *head, const int64_t *slots, const double *mass, in
     settle(ranked(head));
 }
 
+/* For qsort: as comes_before, of entries none of which is there twice. */
+static int order_of(const void *a, const void *b)
+{
+    return comes_before(*(const entry *)a, *(const entry *)b) ? -1 : 1;
+}
+
+/* Input: entries in order of rank. Result: they are all that the tree holds, in blocks half full. */
+static void fill_blocks(ranked_tree *tree, const entry *sorted, int64_t size)
+{
+    const int64_t half = BLOCK / 2, blocks = (size + half - 1) / half;
+    use_blocks(tree, blocks > 0 ? blocks : 1);
+    tree->order[0]->count = 0;
+    for (int64_t number = 0; number < blocks; number++) {
+        int64_t rest = size - number * half, count = rest < half ? rest : half;
+        memcpy(tree->order[number]->entries, sorted + number * half, (size_t)count * sizeof *sorted);
+        tree->order[number]->count = count;
+    }
+    tree->size = size;
+}
+
+/* Input: neighbouring slots, and no other one is filled. Result: 1 and they hold the masses, sorted once;
+ * 0 and nothing has changed where there is no memory to sort in. */
+static int set_all(ranked_tree *tree, int64_t first, const double *mass, int64_t k)
+{
+    entry *sorted = malloc((size_t)k * sizeof *sorted);
+    int64_t size = 0;
+    if (sorted == NULL)
+        return 0;
+    for (int64_t row = 0; row < k; row++) {
+        tree->priority[first + row] = mass[row] + 0.0;
+        if (mass[row] > 0.0)
+            sorted[size++] = (entry){mass[row], first + row};
+    }
+    qsort(sorted, (size_t)size, sizeof *sorted, order_of);
+    fill_blocks(tree, sorted, size);
+    free(sorted);
+    return 1;
+}
+
 static void set_range(segment_tree *head, int64_t first, const double *mass, int64_t k)
 {
-    for (int64_t row = 0; row < k; row++)
-        set_slot(ranked(head), first + row, mass[row]);
-    settle(ranked(head));
+    ranked_tree *tree = ranked(head);
+    int alone = k == head->capacity || (tree->size == 0 && k > BLOCK);
+    if (!alone || !set_all(tree, first, mass, k))
+        for (int64_t row = 0; row < k; row++)
+            set_slot(tree, first + row, mass[row]);
+    settle(tree);
 }
 
 static void get(const segment_tree *head, const int64_t *slots, double *mass, int64_t k)
@@ -226,13 +278,13 @@ static void count_blocks(ranked_tree *tree)
 }
 
 /* The counts are a cache: a search may make them. */
-static void find(const segment_tree *head, const double *targets, int64_t *slots, double *mass, int64_t k)
+static void find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
 {
     ranked_tree *tree = ranked(head);
     if (!tree->counted)
         count_blocks(tree);
     for (int64_t row = 0; row < k; row++) {
-        int64_t at = count_up_to(tree->cumulative + 1, tree->size - 1, targets[row]);
+        int64_t at = count_up_to(tree->cumulative + 1, tree->size - 1, mass[row]);
         slots[row] = slot_at(tree, at);
         mass[row] = mass_of(tree, at + 1);
     }
@@ -309,7 +361,7 @@ segment_tree *ranked_tree_create(int64_t capacity, double alpha)
     }
     for (int64_t number = 0; number < tree->max_blocks; number++)
         tree->order[number] = &tree->pool[number];
-    tree->blocks = 1;
+    use_blocks(tree, 1);
     tree->cumulative[0] = 0.0;
     for (int64_t rank = 1; rank <= capacity; rank++)
         tree->cumulative[rank] = tree->cumulative[rank - 1] + pow((double)rank, -alpha);

@@ -9,8 +9,8 @@
 
 #include "tree_kind.h"
 
-#define LINE 64
 #define HUGE_PAGE ((size_t)2 << 20)
+#define SAVED_AT_ONCE 1024
 
 /* Input: bytes. Result: the next multiple of a huge page. */
 static size_t in_huge_pages(size_t bytes)
@@ -117,7 +117,7 @@ int64_t segment_tree_set(segment_tree *tree, const int64_t *slots, const double 
 {
     if (k <= 0)
         return -1;
-    if (tree->kernels->any_refused(tree->capacity, tree->largest, slots, mass, k))
+    if (tree->kernels->rows->any_refused(tree->capacity, tree->largest, slots, mass, k))
         for (int64_t row = 0; row < k; row++)
             if (!is_slot(tree, slots[row]) || !is_mass(tree, mass[row]))
                 return row;
@@ -155,8 +155,13 @@ int64_t segment_tree_get(const segment_tree *tree, const int64_t *slots, double 
 
 void segment_tree_save(const segment_tree *tree, double *mass)
 {
-    for (int64_t slot = 0; slot < tree->capacity; slot++)
-        tree->kind->get(tree, &slot, &mass[slot], 1);
+    int64_t slots[SAVED_AT_ONCE];
+    for (int64_t first = 0; first < tree->capacity; first += SAVED_AT_ONCE) {
+        int64_t rest = tree->capacity - first, rows = rest < SAVED_AT_ONCE ? rest : SAVED_AT_ONCE;
+        for (int64_t row = 0; row < rows; row++)
+            slots[row] = first + row;
+        tree->kind->get(tree, slots, mass + first, rows);
+    }
 }
 
 int64_t segment_tree_load(segment_tree *tree, const double *mass)
@@ -177,7 +182,7 @@ int64_t segment_tree_find_prefix(const segment_tree *tree, const double *targets
     double last = nextafter(tree->total, 0.0);
     for (int64_t row = 0; row < k; row++)
         mass[row] = targets[row] < tree->total ? targets[row] : last;
-    tree->kind->find(tree, mass, slots, mass, k);
+    tree->kind->find(tree, slots, mass, k);
     return -1;
 }
 
@@ -188,15 +193,15 @@ int64_t segment_tree_draw(const segment_tree *tree, uint64_t *state, int64_t *sl
         return -1;
     if (tree->total == 0.0)
         return 0;
-    const tree_kernels *kernels = tree->kernels;
+    const row_kernels *kernels = tree->kernels->rows;
     double last = nextafter(tree->total, 0.0);
     kernels->targets(*state, tree->total / (double)k, mass, k);
-    *state += 0x9E3779B97F4A7C15u * (uint64_t)k;
+    *state += SPLITMIX_GAMMA * (uint64_t)k;
     /* Targets ascend, so rounding can carry only the last ones up to the total; below an infinite total
      * there is none, and the first may be 0 * infinity, a NaN. */
     for (int64_t row = k - 1; row >= 0 && !(mass[row] <= last); row--)
         mass[row] = last;
-    tree->kind->find(tree, mass, slots, mass, k);
+    tree->kind->find(tree, slots, mass, k);
     kernels->divide(mass, tree->total, probability, k);
     return -1;
 }

@@ -42,15 +42,17 @@ enum { SEGMENT_TREE_WIDE64, SEGMENT_TREE_WIDE32, SEGMENT_TREE_BINARY, SEGMENT_TR
 /* r^-alpha stays above zero for any rank r that fits into memory. */
 #define SEGMENT_TREE_LARGEST_ALPHA 10.0
 
-/* How a binary tree brings its sums up to date: leaf to root for each row; all leaves and then
- * every node; all leaves and then the nodes above them, one level after the other; or the fastest
- * of these for k. All give the same bits. */
+/* How a binary tree brings its sums up to date: leaf to root for each row, O(k log capacity); all leaves
+ * and then every node, O(k + capacity); or all leaves and then the nodes above them, one level after the
+ * other, O(k log capacity). AUTO is one of the last two; segment_tree_binary_form says which. All give the
+ * same bits. */
 enum { BINARY_AUTO, BINARY_ELEMENT, BINARY_REBUILD, BINARY_LEVELS };
 
 /* A new tree with every slot empty. NULL when the kind is unknown, when capacity < 1, when the size
  * overflows, or when memory runs out. `alpha` is the exponent of a ranked tree, from 0 to
  * SEGMENT_TREE_LARGEST_ALPHA (or the result is NULL), and not read for the others. `portable` keeps a
- * tree from using AVX2 where the machine has it; the results are the same. The caller owns the tree and ends it with segment_tree_destroy. O(capacity). */
+ * tree from using AVX2 where the machine has it; the results are the same. The caller owns the tree and
+ * ends it with segment_tree_destroy. O(capacity). */
 segment_tree *segment_tree_create(int kind, int64_t capacity, double alpha, int portable);
 
 /* Frees the tree. NULL is fine. O(1). */
@@ -59,7 +61,7 @@ void segment_tree_destroy(segment_tree *tree);
 /* The number of slots, as given to segment_tree_create. O(1). */
 int64_t segment_tree_capacity(const segment_tree *tree);
 
-/* The memory the tree holds now, in bytes. O(1). */
+/* The memory the tree holds, in bytes: that of the most blocks it ever used, for a ranked tree. O(1). */
 int64_t segment_tree_bytes(const segment_tree *tree);
 
 /* What runs the calls: "avx2", "portable", "cpu", "openacc host" or "openacc device". A constant. */
@@ -70,12 +72,17 @@ const char *segment_tree_backend(const segment_tree *tree);
  * Float32 leaves hold the nearest float32, and the smallest one above zero where that would be zero.
  * A ranked tree takes priorities instead of masses.
  * Returns -1, or the first row whose slot is outside [0, capacity) or whose mass is NaN, infinite,
- * negative or above the largest finite leaf. O(k log capacity), ranked O(k sqrt capacity). */
+ * negative or above the largest finite leaf. Wide: O(k log capacity), and a look at two flags for every
+ * 2^18 slots (2^19 with float32 leaves). Binary: see the forms. Ranked: a row moves at most one block of
+ * 256 entries, and the list of blocks where one splits or two merge, O(k (256 + capacity / 256)). */
 int64_t segment_tree_set(segment_tree *tree, const int64_t *slots, const double *mass, int64_t k);
 
 /* segment_tree_set of the slots first, first + 1, ..., first + k - 1, each modulo the capacity.
  * Returns -1, or the first row that does not fit: 0 when `first` is outside [0, capacity), capacity
- * when k > capacity, else the first row whose mass is refused. O(k + log capacity). */
+ * when k > capacity, else the first row whose mass is refused. O(k + log capacity), wide with the flags of
+ * segment_tree_set. Binary: BINARY_ELEMENT takes O(k log capacity) and BINARY_REBUILD O(capacity);
+ * BINARY_AUTO never rebuilds here. Ranked: as segment_tree_set, but sorted once, O(k log k),
+ * for all slots, and for more than 256 of an empty tree. */
 int64_t segment_tree_set_range(segment_tree *tree, int64_t first, const double *mass, int64_t k);
 
 /* mass[row] = what slots[row] was set to (rounded to its leaf), for each of the k rows.
@@ -86,7 +93,7 @@ int64_t segment_tree_get(const segment_tree *tree, const int64_t *slots, double 
 void segment_tree_save(const segment_tree *tree, double *mass);
 
 /* The inverse of segment_tree_save, into any kind of tree of that capacity.
- * Returns -1, or the first slot whose mass is refused. O(capacity), ranked O(capacity log). */
+ * Returns -1, or the first slot whose mass is refused. O(capacity), ranked O(capacity log capacity). */
 int64_t segment_tree_load(segment_tree *tree, const double *mass);
 
 /* For each of the k targets, the slot i with prefix_sum(i) <= target < prefix_sum(i + 1), and that
@@ -97,14 +104,15 @@ int64_t segment_tree_load(segment_tree *tree, const double *mass);
  * Whatever the rounding, the slot returned is inside [0, capacity) and its mass is above zero.
  *
  * Returns -1, or the first row whose target is NaN or negative. An empty tree (total == 0) has no
- * slot to return: row 0 is refused when k > 0. O(k log capacity). */
+ * slot to return: row 0 is refused when k > 0. O(k log capacity), and the first search after an update
+ * O(capacity / 128) more for a ranked tree, which counts its blocks. */
 int64_t segment_tree_find_prefix(const segment_tree *tree, const double *targets, int64_t *slots,
                                  double *mass, int64_t k);
 
 /* segment_tree_find_prefix of the k targets (i + u_i) * (total / k), i from 0 to k - 1: one uniform
- * draw from each of k equal slices of the total. u_i is (x_i >> 12) * 2^-52, where x_i are the next k
+ * draw from each of k equal strata of the total. u_i is (x_i >> 12) * 2^-52, where x_i are the next k
  * outputs of SplitMix64 from *state, which moves on by k. probability[row] = mass[row] / total.
- * Returns -1, or 0 when the tree is empty and k > 0; then *state has not moved. O(k log capacity). */
+ * Returns -1, or 0 when the tree is empty and k > 0; then *state has not moved. O() as for a search. */
 int64_t segment_tree_draw(const segment_tree *tree, uint64_t *state, int64_t *slots, double *mass,
                           double *probability, int64_t k);
 
@@ -116,13 +124,13 @@ double segment_tree_minimum(const segment_tree *tree);
 
 /* Verifies the whole structure to the last bit: slots hold what they may, and everything above them is
  * what a fresh tree would have. Returns -1, or the number of a bad node; each kind's source says how
- * it counts them. O(capacity), ranked O(capacity log). */
+ * it counts them. O(capacity). */
 int64_t segment_tree_check(const segment_tree *tree);
 
 /* How a binary tree updates from now on: one form always, or BINARY_AUTO, as it starts: BINARY_LEVELS
- * below k = crossover and BINARY_REBUILD from there on. Where rebuilding begins to win depends on the
- * machine; the default is never. BINARY_ELEMENT also searches one row after the other, and is done as
- * BINARY_LEVELS on a device. Returns 0, or -1 when the tree is of another kind or the form is unknown. */
+ * below k = crossover and, in segment_tree_set, BINARY_REBUILD from there on. Where rebuilding begins to
+ * win depends on the machine; the default is never. BINARY_ELEMENT also searches one row after the other,
+ * and is done as BINARY_LEVELS on a device. Returns 0, or -1 when the tree is of another kind or the form is unknown. */
 int segment_tree_binary_form(segment_tree *tree, int form, int64_t crossover);
 
 /* Whether binary trees were compiled for an accelerator: 1, or 0. O(1). */

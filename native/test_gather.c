@@ -43,6 +43,25 @@ static void test_calls_are_timed_and_leave_the_tree_right(void)
     segment_tree_destroy(tree);
 }
 
+/* The first insert is at the seed's piece of the ring; each goes on where the last ended, in slots and masses. */
+static void test_inserts_have_other_slots_and_other_masses_each(void)
+{
+    double mass[60], us[4], held[65];
+    int64_t slots[60] = {0};
+    for (int row = 0; row < 60; row++)
+        mass[row] = 1.0 + row;
+    segment_tree *tree = segment_tree_create(SEGMENT_TREE_WIDE64, 65, 0.0, 0);
+    CHECK(time_calls(tree, "insert", 20, 0, 5, slots, mass, 60, us, 2) == 0); /* 65 slots are 3 pieces of 20 */
+    segment_tree_save(tree, held);
+    for (int slot = 0; slot < 65; slot++)
+        CHECK(held[slot] == (slot < 20 ? 21.0 + slot : slot >= 40 && slot < 60 ? 1.0 + slot - 40 : 0.0));
+    CHECK(time_calls(tree, "insert", 20, 0, 0, slots, mass, 60, us, 4) == 0);
+    segment_tree_save(tree, held);
+    for (int slot = 0; slot < 60; slot++)
+        CHECK(held[slot] == 1.0 + slot);
+    segment_tree_destroy(tree);
+}
+
 static void test_calls_that_cannot_be_made_are_not_timed(void)
 {
     int64_t slots[60] = {0};
@@ -63,6 +82,7 @@ int main(void)
 {
     test_rows_are_copied_in_order_and_negative_offsets_give_zeros();
     test_calls_are_timed_and_leave_the_tree_right();
+    test_inserts_have_other_slots_and_other_masses_each();
     test_calls_that_cannot_be_made_are_not_timed();
     puts("test_gather: all passed");
     return 0;

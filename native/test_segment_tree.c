@@ -65,7 +65,8 @@ static double random_mass(int exact)
 static const char *fastest(void)
 {
 #ifdef HAVE_AVX2
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") ? "avx2" : "portable";
+    int has_all = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("bmi");
+    return has_all ? "avx2" : "portable";
 #else
     return "portable";
 #endif
@@ -353,7 +354,7 @@ static void test_an_infinite_total_still_gives_slots_above_zero(void)
 
 static void test_impossible_trees_are_none_and_impossible_forms_are_refused(void)
 {
-    const int64_t sizes[] = {0, -1, INT64_MIN, INT64_MAX, INT64_MAX / 8, (int64_t)1 << 58, (int64_t)1 << 57, (int64_t)1 << 46};
+    const int64_t bit = 1, sizes[] = {0, -1, INT64_MIN, INT64_MAX, INT64_MAX / 8, bit << 58, (bit << 58) - 1, bit << 57, bit << 46};
     const double alphas[] = {NAN, INFINITY, -1.0, -5e-324, nextafter(SEGMENT_TREE_LARGEST_ALPHA, INFINITY)};
     for (int kind = SEGMENT_TREE_WIDE64; kind <= SEGMENT_TREE_RANKED; kind++)
         for (int i = 0; i < COUNT(sizes); i++)

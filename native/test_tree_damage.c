@@ -192,8 +192,49 @@ static void test_a_ranked_tree_never_needs_more_blocks_than_it_has(void)
     }
 }
 
+/* Loads onto an empty tree, a filled one and one that holds part of it, each sorted at once or not. */
+static void test_a_loaded_ranked_tree_equals_one_that_was_set_row_by_row(void)
+{
+    const int64_t capacities[] = {1, 127, 128, 129, 256, 300, 3000};
+    for (int i = 0; i < 3 * COUNT(capacities); i++) {
+        int64_t capacity = capacities[i / 3], filled = i % 3 == 0 ? 0 : i % 3 == 1 ? capacity : capacity / 2;
+        segment_tree *one = segment_tree_create(SEGMENT_TREE_RANKED, capacity, 0.6, 0);
+        segment_tree *other = segment_tree_create(SEGMENT_TREE_RANKED, capacity, 0.6, 0);
+        double *mass = have((size_t)capacity * sizeof *mass), *saved = have((size_t)capacity * sizeof *mass);
+        for (int64_t slot = 0; slot < filled; slot++)
+            CHECK(segment_tree_set(one, &slot, &(double){1.0 + (double)slot}, 1) == -1);
+        int64_t bytes = segment_tree_bytes(one);
+        for (int64_t slot = 0; slot < capacity; slot++) {
+            mass[slot] = slot % 7 == 0 ? -0.0 : (double)(slot * 7919 % 500);
+            CHECK(segment_tree_set(other, &slot, &mass[slot], 1) == -1);
+        }
+        CHECK(segment_tree_load(one, mass) == -1 && segment_tree_check(one) == -1);
+        check_blocks_are_filled(ranked(one));
+        CHECK(segment_tree_total(one) == segment_tree_total(other) && segment_tree_minimum(one) == segment_tree_minimum(other));
+        CHECK(segment_tree_bytes(one) >= bytes);
+        segment_tree_save(one, saved);
+        for (int64_t slot = 0; slot < capacity; slot++)
+            CHECK(same_bits(saved[slot], mass[slot] + 0.0));
+        int64_t slots[2];
+        double targets[2] = {0.0, segment_tree_total(one) / 3}, found[2];
+        if (segment_tree_total(one) > 0.0) {
+            CHECK(segment_tree_find_prefix(one, targets, slots, found, 2) == -1);
+            int64_t first = slots[0], third = slots[1];
+            CHECK(segment_tree_find_prefix(other, targets, slots, found, 2) == -1 && slots[0] == first && slots[1] == third);
+        }
+        memset(mass, 0, (size_t)capacity * sizeof *mass);
+        bytes = segment_tree_bytes(one);
+        CHECK(segment_tree_load(one, mass) == -1 && segment_tree_check(one) == -1 && segment_tree_total(one) == 0.0);
+        CHECK(segment_tree_bytes(one) == bytes);
+        free(mass), free(saved);
+        segment_tree_destroy(one);
+        segment_tree_destroy(other);
+    }
+}
+
 int main(void)
 {
+    test_a_loaded_ranked_tree_equals_one_that_was_set_row_by_row();
     test_check_finds_any_damaged_word_of_a_wide_tree();
     test_check_finds_a_wide_leaf_that_may_not_be();
     test_check_names_a_damaged_node_of_a_binary_tree();

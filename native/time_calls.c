@@ -14,8 +14,9 @@ typedef struct {
     const int64_t *slots;
     const double *mass;
     int64_t rows, k;
-    int64_t at;    /* the next row to update with */
-    int64_t first; /* the next slot to insert at */
+    int64_t at;     /* the next row to update with */
+    int64_t first;  /* the next slot to insert at */
+    int64_t insert; /* the next mass to insert */
     uint64_t state;
     int64_t *found;
     double *found_mass, *probability;
@@ -34,8 +35,9 @@ static void update(work *w)
 
 static void insert_rows(work *w, int64_t k)
 {
-    segment_tree_set_range(w->tree, w->first, w->mass, k);
-    w->first = (w->first + k) % segment_tree_capacity(w->tree);
+    segment_tree_set_range(w->tree, w->first, w->mass + w->insert, k);
+    w->first = w->first + 2 * k <= segment_tree_capacity(w->tree) ? w->first + k : 0;
+    w->insert = w->insert + 2 * k <= w->rows ? w->insert + k : 0;
 }
 
 static void insert(work *w)
@@ -80,6 +82,10 @@ int time_calls(segment_tree *tree, const char *op, int64_t k, int64_t cold_bytes
     w.found = malloc((size_t)k * sizeof *w.found);
     w.found_mass = malloc((size_t)k * sizeof *w.found_mass);
     w.probability = malloc((size_t)k * sizeof *w.probability);
+    if (inserted > 0) {
+        uint64_t pieces = (uint64_t)(segment_tree_capacity(tree) / inserted), piece = once == step ? seed * INSERTS : seed;
+        w.first = (int64_t)(piece % pieces) * inserted;
+    }
     char *frames = malloc(2 * (size_t)cold_bytes + 1);
     int ready = w.found != NULL && w.found_mass != NULL && w.probability != NULL && frames != NULL;
     if (ready)

@@ -1,33 +1,41 @@
 /* tree_kind.h: what a kind of tree gives to segment_tree.c, which checks all arguments before it calls.
  *
- * In every call 0 < k, slots are inside [0, capacity), masses are allowed and not -0.0 to begin with
- * (segment_tree.c does not change the caller's arrays, so a kind still adds +0.0), and targets are
- * inside [0, total). `targets` and `mass` of find may be one array. */
+ * In every call 0 < k, slots are inside [0, capacity), masses are allowed, and targets are inside
+ * [0, total). A mass may be -0.0, which each kind stores as +0.0. */
 #ifndef TREE_KIND_H
 #define TREE_KIND_H
 
 #include "segment_tree.h"
+
+#define LINE 64                            /* bytes of a cache line */
+#define SPLITMIX_GAMMA 0x9E3779B97F4A7C15u /* the step of the stream of draws */
 
 typedef struct {
     void (*destroy)(segment_tree *tree);
     void (*set)(segment_tree *tree, const int64_t *slots, const double *mass, int64_t k);
     void (*set_range)(segment_tree *tree, int64_t first, const double *mass, int64_t k);
     void (*get)(const segment_tree *tree, const int64_t *slots, double *mass, int64_t k);
-    void (*find)(const segment_tree *tree, const double *targets, int64_t *slots, double *mass, int64_t k);
+    /* `mass` holds the targets before and what was found after. */
+    void (*find)(const segment_tree *tree, int64_t *slots, double *mass, int64_t k);
     int64_t (*check)(const segment_tree *tree);
 } tree_kind;
 
 /* What depends on the instruction set: the work on rows that all kinds share, and the wide tree. */
 typedef struct {
-    const char *name;
     /* Whether a row of an update must be refused. */
     int (*any_refused)(int64_t capacity, double largest, const int64_t *slots, const double *mass, int64_t k);
     /* (row + u_row) * width for each row; u as in segment_tree_draw. */
     void (*targets)(uint64_t state, double width, double *target, int64_t k);
     void (*divide)(const double *mass, double total, double *probability, int64_t k);
+} row_kernels;
+
+typedef struct {
+    const char *name;
+    const row_kernels *rows;
     tree_kind wide;
 } tree_kernels;
 
+extern const row_kernels portable_rows, avx2_rows;
 extern const tree_kernels portable_kernels, avx2_kernels;
 
 /* The head of every kind's own struct. The kind keeps total, minimum and bytes right. */

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINE 64
-
 /* Input: a place in memory that is yet to be had, and a number of bytes. Result: where they begin;
  * the place moves on to the next line behind them. */
 static size_t carve(size_t *end, size_t bytes)
@@ -15,6 +13,16 @@ static size_t carve(size_t *end, size_t bytes)
     size_t begin = *end;
     *end = (begin + bytes + LINE - 1) / LINE * LINE;
     return begin;
+}
+
+/* Input: as for carve, where memory begins, and a number of nodes. Result: their map has a place there. */
+static dirty_map place_map(size_t *end, uintptr_t memory, int64_t nodes)
+{
+    size_t lines = (size_t)dirty_lines(nodes);
+    dirty_map map;
+    map.nodes = (uint64_t *)(memory + carve(end, lines * LINE_WORDS * sizeof *map.nodes));
+    map.lines = (uint16_t *)(memory + carve(end, lines * sizeof *map.lines));
+    return map;
 }
 
 /* Input: a capacity and a leaf type. Result: the tree's levels and how long they are. */
@@ -40,12 +48,11 @@ static size_t lay_out(wide_tree *tree, uintptr_t memory)
     tree->leaves = (void *)(memory + carve(&end, (size_t)tree->entries[0] * (tree->narrow ? sizeof(float) : sizeof(double))));
     for (int level = 1; level <= tree->top + 1; level++) {
         size_t bytes = (size_t)tree->entries[level] * sizeof(double);
-        size_t words = ((size_t)tree->entries[level] / WIDE_FAN / 64 + 1) * sizeof(uint64_t);
         tree->sum[level] = (double *)(memory + carve(&end, bytes));
         tree->min[level] = (double *)(memory + carve(&end, bytes));
         tree->inclusive[level] = (double *)(memory + carve(&end, level > 1 || level == tree->top ? bytes : 0));
-        tree->dirty_sum[level] = (uint64_t *)(memory + carve(&end, words));
-        tree->dirty_min[level] = (uint64_t *)(memory + carve(&end, words));
+        tree->dirty_sum[level] = place_map(&end, memory, tree->entries[level] / WIDE_FAN);
+        tree->dirty_min[level] = place_map(&end, memory, tree->entries[level] / WIDE_FAN);
     }
     return end;
 }
@@ -124,8 +131,9 @@ int64_t wide_tree_check(const segment_tree *head)
     if (other == NULL)
         return 0;
     const wide_tree *fresh = (const wide_tree *)other;
+    const char *arena = tree->arena, *right = fresh->arena;
     int64_t words = (int64_t)(tree->arena_bytes / sizeof(uint64_t)), word = 0;
-    while (word < words && ((const uint64_t *)tree->arena)[word] == ((const uint64_t *)fresh->arena)[word])
+    while (word < words && memcmp(arena + 8 * word, right + 8 * word, sizeof(uint64_t)) == 0)
         word++;
     int same_root = head->total == other->total && head->minimum == other->minimum;
     segment_tree_destroy(other);

@@ -23,7 +23,16 @@
 #ifndef WIDE_TOP
 #define WIDE_TOP 512
 #endif
-#define WIDE_LEVELS 20
+#define WIDE_LEVELS 22 /* of the largest capacity, 2^58, with a top of 8 */
+
+#define LINE_WORDS 8
+#define LINE_NODES (LINE_WORDS * 64)
+
+/* The nodes of a level that are to be redone: a bit for each, and whether a line of bits has any. */
+typedef struct {
+    uint64_t *nodes;
+    uint16_t *lines;
+} dirty_map;
 
 typedef struct {
     segment_tree head;
@@ -32,12 +41,18 @@ typedef struct {
     void *leaves;
     int64_t entries[WIDE_LEVELS]; /* of each level, a multiple of 8; [0] counts leaves */
     double *sum[WIDE_LEVELS], *min[WIDE_LEVELS], *inclusive[WIDE_LEVELS];
-    uint64_t *dirty_sum[WIDE_LEVELS], *dirty_min[WIDE_LEVELS]; /* a bit for each node of a level: to be redone */
+    dirty_map dirty_sum[WIDE_LEVELS], dirty_min[WIDE_LEVELS];
     int searchable; /* prefix and guide belong to the sums */
     double prefix[WIDE_TOP + 1 + WIDE_FAN];
     int32_t guide[WIDE_TOP + 2];
-    void *arena;  /* one block of memory for all of the above */
+    void *arena; /* one block of memory for the leaves and for all arrays of the levels */
     size_t arena_bytes;
 } wide_tree;
+
+/* Input: a number of nodes. Result: the lines of bits they take; one at least. */
+static inline int64_t dirty_lines(int64_t nodes)
+{
+    return nodes / LINE_NODES + 1;
+}
 
 #endif

@@ -30,6 +30,7 @@ class NativeIndex(PriorityIndex):
     """A tree in C; a subclass gives its kind. `portable` keeps it from using AVX2, with the same results."""
 
     kind: int
+    bad_part: str  # what a bad number of `check` counts and what is wrong there; {0} is the number
 
     def __init__(self, capacity: int, portable: bool = False, **options):
         super().__init__(capacity, **options)
@@ -56,25 +57,30 @@ class NativeIndex(PriorityIndex):
 
     def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
         try:
-            return self._tree.set(slots, mass)
+            try:
+                return self._tree.set(slots, mass)
+            except native.Unfit:
+                slots, mass = as_update(slots, mass)
+                return self._tree.set(slots, mass)
         except native.Refused as refused:
             raise bad_update(self, slots, mass, refused.args[0]) from None
-        except native.Unfit:
-            return self.set(*as_update(slots, mass))
 
     def set_range(self, first: int, mass: np.ndarray) -> tuple[float, float]:
         try:
-            if len(mass) == 0:
-                check_range(self, first, 0)
-            return self._tree.set_range(first, mass)
+            try:
+                sums = self._tree.set_range(first, mass)
+            except native.Unfit:
+                mass = as_floats(mass, "mass")
+                sums = self._tree.set_range(first, mass)
         except native.Refused as refused:
             check_range(self, first, len(mass))
             raise bad_mass(self, mass, (first + refused.args[0]) % self.capacity, refused.args[0]) from None
-        except native.Unfit:
-            return self.set_range(first, as_floats(mass, "mass"))
         except OverflowError:
             check_range(self, first, 0)
             raise
+        if len(mass) == 0:
+            check_range(self, first, 0)
+        return sums
 
     def get(self, slots: np.ndarray) -> np.ndarray:
         slots = as_slots(slots)
@@ -95,14 +101,17 @@ class NativeIndex(PriorityIndex):
         return slots, mass
 
     def draw(self, strata: Strata, k: int, out: Drawn | None = None) -> Drawn:
-        if k < 0:
-            check_draw(self, k)
         if out is None:
+            if k < 0:
+                check_draw(self, strata, k)
             out = np.empty(k, SLOT_DTYPE), np.empty(k, MASS_DTYPE), np.empty(k, MASS_DTYPE)
         try:
-            self._tree.draw(strata.state, *out)
+            self._tree.draw(k, strata.state, *out)
         except native.Refused:
             raise bad_target(self, (), 0) from None
+        except (TypeError, OverflowError):  # native.Unfit, or not three arrays, or no such number
+            check_draw(self, strata, k, out)
+            raise
         return out
 
     def save(self) -> np.ndarray:
@@ -111,9 +120,9 @@ class NativeIndex(PriorityIndex):
         return mass
 
     def check(self) -> None:
-        node = self._tree.check()
-        if node != -1:
-            raise AssertionError(f"node {node} is not the sum and minimum of its children")
+        number = self._tree.check()
+        if number != -1:
+            raise AssertionError(self.bad_part.format(number))
 
     def time_calls(self, op: str, k: int, calls: int, cold_bytes: int, slots: np.ndarray, mass: np.ndarray, seed: int) -> np.ndarray:
         """Return what each call takes without Python, float64[calls] in microseconds; see `native/time_calls.h`."""

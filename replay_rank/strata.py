@@ -10,7 +10,7 @@ _ODD = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint6
 
 
 class Strata:
-    """One uniform draw from each of k equal slices of the total mass (Schaul et al. 2016, appendix B.2.1).
+    """One uniform draw from each of k equal strata of the total mass (Schaul et al. 2016, appendix B.2.1).
 
     The stream is SplitMix64 (Steele et al. 2014): the n-th number is a hash of ``seed + n * gamma``, so
     one 64-bit number is its whole state, and any build of any index sees the same targets.
@@ -32,5 +32,5 @@ class Strata:
         return (bits >> np.uint64(12)) * 2.0**-52
 
     def targets(self, k: int, total: float) -> np.ndarray:
-        """Return the next k targets, float64[k]: ``(i + u_i) * (total / k)``, one in each slice, ascending."""
+        """Return the next k targets, float64[k]: ``(i + u_i) * (total / k)``, one in each stratum, ascending."""
         return (np.arange(k) + self.uniforms(k)) * (total / max(k, 1))

@@ -16,14 +16,15 @@ import torch
 
 from replay_rank.index import PriorityIndex, as_floats, as_slots, as_update, bad_slot, bad_target, bad_update
 
-EPS = 1e-6
+FLOOR = 1e-6
+_NO_MEMORY_ON_CPU = "DefaultCPUAllocator"
 
 
 class TensorIndex(PriorityIndex):
     """Host-facing and tensor-facing calls over four hooks: `_store`, `_find`, `_sums` and `_leaves`.
 
     Attributes:
-        eps: what a mass that is NaN or below zero becomes in `write`.
+        floor: what a mass that is NaN or below zero becomes in `write`.
         largest: what a mass above it becomes in `write`.
         clamped: rows of `write` whose mass was clamped, int64[] on the device.
         dropped: rows of `write` whose slot was out of range, int64[] on the device.
@@ -32,11 +33,11 @@ class TensorIndex(PriorityIndex):
     on_any_device = True
     largest = sys.float_info.max
 
-    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", eps: float = EPS):
+    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", floor: float = FLOOR):
         super().__init__(capacity, alpha, device)
-        if not 0.0 < eps < math.inf:
-            raise ValueError(f"eps must be finite and > 0, got {eps}")
-        self.eps, self.backend = eps, f"torch {device}"
+        if not 0.0 < floor < math.inf:
+            raise ValueError(f"floor must be finite and > 0, got {floor}")
+        self.floor, self.backend = floor, f"torch {device}"
         self._device = find_device(device)
         self.clamped, self.dropped = self._zeros((), torch.int64), self._zeros((), torch.int64)
 
@@ -45,7 +46,7 @@ class TensorIndex(PriorityIndex):
     def write(self, slots: torch.Tensor, mass: torch.Tensor) -> None:
         """Give slots (int64[k]) their mass (any float dtype [k]), both on the device; the last of duplicates wins.
 
-        A mass that is NaN or below zero is stored as `eps`, one above `largest` as `largest`, and either
+        A mass that is NaN or below zero is stored as `floor`, one above `largest` as `largest`, and either
         is counted in `clamped`; 0 empties the slot. A row whose slot is out of range is counted in
         `dropped` and changes nothing. ValueError when the shapes differ or are not [k].
         """
@@ -53,7 +54,7 @@ class TensorIndex(PriorityIndex):
             raise ValueError(f"slots and mass must be of one length, got {tuple(slots.shape)} and {tuple(mass.shape)}")
         slots = slots.to(torch.int64)
         inside = (slots >= 0) & (slots < self.capacity)
-        mass, bad = clamp(mass.to(torch.float64), self.eps, self.largest)
+        mass, bad = clamp(mass.to(torch.float64), self.floor, self.largest)
         self.clamped += (bad & inside).sum()
         self.dropped += (~inside).sum()
         self._store(slots.masked_fill(~inside, self.capacity), mass)
@@ -61,7 +62,7 @@ class TensorIndex(PriorityIndex):
     def draw_tensors(
         self, k: int, uniforms: torch.Tensor | None = None, generator: torch.Generator | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """One slot from each of k equal slices of the total: slots (int64[k]), mass and probability (float64[k]).
+        """One slot from each of k equal strata of the total: slots (int64[k]), mass and probability (float64[k]).
 
         Target i is ``(i + u_i) * (total / k)`` (Schaul et al. 2016, appendix B.2.1). `uniforms`
         (float64[k] in [0, 1), on the device) are made by `generator` unless given. From an empty index
@@ -142,27 +143,29 @@ class TensorIndex(PriorityIndex):
         """Zeros on the device. Raises MemoryError when there is no memory for them."""
         try:
             return torch.zeros(shape, dtype=dtype, device=self._device)
-        except RuntimeError as error:  # what torch raises on either device
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY_ON_CPU in str(error)):
+                raise
             raise MemoryError(f"no memory for a priority index of capacity {self.capacity} on {self.device}") from error
 
 
 def find_device(name: str) -> torch.device:
-    """The device of torch called `name`. Raises ValueError when there is none, or it holds no data."""
+    """The device of torch called `name`. Raises ValueError when there is none, or it holds no float64 or no data."""
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, dtype=torch.float64, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = textwrap.shorten(str(error), 100, placeholder=" ...")
-        raise ValueError(f"there is no device {name!r} here: {reason}") from error
+        raise ValueError(f"there is no device {name!r} here that holds float64: {reason}") from error
     if device.type == "meta":
         raise ValueError("the device 'meta' holds no data")
     return device
 
 
-def clamp(mass: torch.Tensor, eps: float, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """`mass` (float64[k]) with NaN and negatives as `eps` and the rest at most `largest`, and which changed (bool[k])."""
+def clamp(mass: torch.Tensor, floor: float, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """`mass` (float64[k]) with NaN and negatives as `floor` and the rest at most `largest`, and which changed (bool[k])."""
     low = ~(mass >= 0.0)
-    return mass.masked_fill(low, eps).clamp(max=largest), low | (mass > largest)
+    return mass.masked_fill(low, floor).clamp(max=largest), low | (mass > largest)
 
 
 def last_rows(slots: torch.Tensor, mass: torch.Tensor, spare: int) -> tuple[torch.Tensor, torch.Tensor]:

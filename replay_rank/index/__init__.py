@@ -6,6 +6,7 @@ here that defines `Index`, and one subclass of the mixin in `tests/conformance/`
 
 import abc
 import importlib
+import itertools
 import operator
 import pkgutil
 
@@ -117,17 +118,19 @@ class PriorityIndex(abc.ABC):
         """The slots (int64[k]) that `strata.targets(k, total)` fall on, their mass and probability.
 
         Mass and probability = mass / total are float64[k]. With `out` they are written into these
-        three arrays, contiguous, aligned and of those types, which are returned. Raises ValueError
-        when k < 0, or when k > 0 and the index is empty; then `strata` has not moved.
+        three arrays of length k, which are returned. Raises ValueError when k < 0, when k > 0 and the
+        index is empty, or when an array of `out` is of another shape, not contiguous, aligned and
+        writable, or shares memory with another; TypeError when it is no array of its type. Then
+        `strata` has not moved.
         """
-        check_draw(self, k)
+        check_draw(self, strata, k, out)
         total = self.total
         slots, mass = self.find_prefix(strata.targets(k, total))
         drawn = slots, mass, mass / total
         if out is None:
             return drawn
         for array, values in zip(out, drawn, strict=True):
-            np.copyto(array, values, casting="no")
+            array[:] = values
         return out
 
     def save(self) -> np.ndarray:
@@ -195,10 +198,12 @@ def check_range(index: PriorityIndex, first: int, k: int) -> None:
         raise ValueError(f"{k} masses are too many for {index.capacity} slots")
 
 
-def check_draw(index: PriorityIndex, k: int) -> None:
-    """Raise ValueError unless `index` can give k draws."""
+def check_draw(index: PriorityIndex, strata: Strata, k: int, out: Drawn | None = None) -> None:
+    """Raise ValueError or TypeError unless `index` can give k draws and `out` can take them; as `draw` says."""
     if k < 0:
         raise ValueError(f"the number of draws must be >= 0, got {k}")
+    if out is not None:
+        _check_out(strata, k, out)
     if k > 0 and index.total == 0.0:
         raise bad_target(index, (), 0)
 
@@ -226,6 +231,22 @@ def bad_target(index: PriorityIndex, targets, row: int) -> ValueError:
     if index.total == 0.0:
         return ValueError("the index is empty: no slot has a mass above 0, so none can be drawn")
     return ValueError(f"row {row}: target {targets[row]} is refused; a target must be >= 0")
+
+
+def _check_out(strata: Strata, k: int, out: Drawn) -> None:
+    if len(out) != 3:
+        raise ValueError(f"draws are written into three arrays, got {len(out)}")
+    names = "slots", "mass", "probability"
+    for name, array, dtype in zip(names, out, (SLOT_DTYPE, MASS_DTYPE, MASS_DTYPE), strict=True):
+        if not isinstance(array, np.ndarray) or array.dtype != dtype:
+            raise TypeError(f"{name} of draws must be an array of {dtype}, got {getattr(array, 'dtype', type(array).__name__)}")
+        if array.shape != (k,):
+            raise ValueError(f"{name} of {k} draws must be of length {k}, got shape {array.shape}")
+        if not array.flags.carray:
+            raise ValueError(f"{name} of draws must be contiguous, aligned and writable")
+    for one, other in itertools.combinations((strata.state, *out), 2):
+        if np.may_share_memory(one, other):
+            raise ValueError("arrays for draws must not share memory")
 
 
 def _as_row(values, dtype: np.dtype, name: str, kinds: str) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The priority index "binary": two children a node, in C (`native/binary_tree.c`), on a device where built for one.
 
-An update takes one of two forms: the nodes above its slots, level by level, or all nodes. Which is faster
-for k rows depends on the machine, so it is measured on it, once for each size of tree.
+An update takes one of three forms: the nodes above each slot, row by row; the nodes above all its slots,
+level by level; or all nodes. A fourth name, "auto", stands for the faster of the last two for k rows. Which
+that is depends on the machine, so it is measured on it, once for each size of tree.
 """
 
 import functools
@@ -31,6 +32,7 @@ class BinaryTree(NativeIndex):
 
     name = "binary"
     kind = native.BINARY
+    bad_part = "node {0} is not the sum and minimum of its children, or no leaf"
     bytes_per_slot = 64.0  # 32 at a power of two, twice that just above it
 
     def __init__(self, capacity: int, **options):

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from replay_rank.tensor_index import EPS, TensorIndex, last_rows
+from replay_rank.tensor_index import FLOOR, TensorIndex, last_rows
 
 
 class TorchRanks(TensorIndex):
@@ -16,8 +16,8 @@ class TorchRanks(TensorIndex):
     name, rule = "rank_torch", "rank"
     bytes_per_slot = 56.0  # 32, and the room in which they are sorted
 
-    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", eps: float = EPS):
-        super().__init__(capacity, alpha, device, eps)
+    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", floor: float = FLOOR):
+        super().__init__(capacity, alpha, device, floor)
         self._priorities = self._zeros(self.capacity + 1)  # one spare slot, for rows that are dropped
         self._order = torch.arange(self.capacity, device=self._device)
         self._sorted = False

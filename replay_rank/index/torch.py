@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from replay_rank.tensor_index import EPS, TensorIndex, last_rows
+from replay_rank.tensor_index import FLOOR, TensorIndex, last_rows
 
 FAN_OUT = 128
 _PIECE = 1 << 14  # targets that are looked up together: 16 MiB for each [targets, FAN_OUT] in between
@@ -21,9 +21,9 @@ class TorchTree(TensorIndex):
     name = "torch"
     bytes_per_slot = 8.3
 
-    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", eps: float = EPS, fan_out: int = FAN_OUT):
+    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", floor: float = FLOOR, fan_out: int = FAN_OUT):
         """`fan_out`: entries in a row, a power of two >= 2; ValueError for another."""
-        super().__init__(capacity, alpha, device, eps)
+        super().__init__(capacity, alpha, device, floor)
         if fan_out < 2 or fan_out & (fan_out - 1):
             raise ValueError(f"fan_out must be a power of two >= 2, got {fan_out}")
         self._shift = fan_out.bit_length() - 1

@@ -9,6 +9,7 @@ class WideTree(NativeIndex):
 
     name = "wide"
     kind = native.WIDE64
+    bad_part = "word {0} of the tree's memory is not that of a new tree with the same masses"
     bytes_per_slot = 10.5
 
 

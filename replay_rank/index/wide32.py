@@ -11,6 +11,7 @@ class WideTree32(NativeIndex):
 
     name = "wide32"
     kind = native.WIDE32
+    bad_part = "word {0} of the tree's memory is not that of a new tree with the same masses"
     bytes_per_slot = 5.3
     leaf_dtype = np.dtype(np.float32)
 

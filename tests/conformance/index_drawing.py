@@ -12,6 +12,32 @@ from scipy import stats
 from replay_rank.strata import Strata
 
 
+def _unaligned(array: np.ndarray) -> np.ndarray:
+    return np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype)
+
+
+def _sealed(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+# What a caller may spoil an array for draws by, the error, and what it says.
+UNFIT = {
+    "half the size": (lambda a: a.astype({"i": np.int32, "f": np.float32}[a.dtype.kind]), TypeError, "must be an array of"),
+    "another type": (lambda a: a.view(np.float64 if a.dtype.kind == "i" else np.int64), TypeError, "must be an array of"),
+    "big-endian": (lambda a: a.astype(a.dtype.newbyteorder(">")), TypeError, "must be an array of"),
+    "a list": (lambda a: a.tolist(), TypeError, "must be an array of"),
+    "nothing": (lambda a: None, TypeError, "must be an array of"),
+    "shorter": (lambda a: a[:6], ValueError, "must be of length 7"),
+    "longer": (lambda a: np.append(a, a), ValueError, "must be of length 7"),
+    "two-dimensional": (lambda a: a.reshape(1, 7), ValueError, "must be of length 7"),
+    "of no dimension": (lambda a: a[:1].reshape(()), ValueError, "must be of length 7"),
+    "strided": (lambda a: np.repeat(a, 2)[::2], ValueError, "contiguous"),
+    "unaligned": (_unaligned, ValueError, "aligned"),
+    "read-only": (_sealed, ValueError, "writable"),
+}
+
+
 class Drawing(IndexSuite):
     """Tests of `find_prefix` and `draw`."""
 
@@ -116,11 +142,40 @@ class Drawing(IndexSuite):
         assert all(one is other for one, other in zip(drawn, out, strict=True))
         assert [array.tobytes() for array in out] == [array.tobytes() for array in expected]
 
-    @pytest.mark.parametrize("wrong", [np.zeros(7), np.zeros(6, np.int64), np.zeros(7, np.int32)], ids=["type", "length", "size"])
-    def test_arrays_of_the_caller_that_do_not_fit_are_refused(self, wrong):
-        index = self.filled(np.arange(1.0, 101.0))
-        with pytest.raises((TypeError, ValueError)):
-            index.draw(Strata(5), 7, (wrong, np.zeros(7), np.zeros(7)))
+    @pytest.mark.parametrize("at", [0, 1, 2])
+    @pytest.mark.parametrize("wrong", UNFIT)
+    def test_an_array_of_the_caller_that_does_not_fit_is_refused(self, wrong, at):
+        spoil, error, match = UNFIT[wrong]
+        out = [np.zeros(7, np.int64), np.zeros(7), np.zeros(7)]
+        out[at] = spoil(out[at])
+        self.assert_no_draw(7, tuple(out), error, match)
+
+    @pytest.mark.parametrize(("k", "length"), [(7, 6), (7, 8), (7, 0), (0, 1), (1, 2), (2**70, 3)])
+    def test_three_arrays_of_one_wrong_length_are_refused(self, k, length):
+        out = np.zeros(length, np.int64), np.zeros(length), np.zeros(length)
+        self.assert_no_draw(k, out, ValueError, f"must be of length {k}, got shape")
+
+    def test_arrays_of_the_caller_that_share_memory_are_refused(self):
+        mass = np.zeros(8)
+        self.assert_no_draw(7, (np.zeros(7, np.int64), mass[:7], mass[1:]), ValueError, "share memory")
+        self.assert_no_draw(7, (mass[:7].view(np.int64), mass[1:], np.zeros(7)), ValueError, "share memory")
+        strata = Strata(5)
+        with pytest.raises(ValueError, match="share memory"):
+            self.filled(np.ones(9)).draw(strata, 1, (strata.state.view(np.int64), np.zeros(1), np.zeros(1)))
+        assert strata.state == Strata(5).state
+
+    def test_fewer_or_more_arrays_than_three_are_refused(self):
+        for count in (0, 2, 4):
+            out = (np.zeros(7, np.int64), np.zeros(7), np.zeros(7), np.zeros(7))[:count]
+            self.assert_no_draw(7, out, ValueError, "three arrays")
+
+    def assert_no_draw(self, k, out, error, match) -> None:
+        """The draw is refused; neither the arrays nor the index nor the stream have changed."""
+        index, strata = self.filled(np.arange(1.0, 101.0)), Strata(5)
+        before = [np.array(array).tobytes() for array in out]
+        self.assert_refused(index, match, index.draw, strata, k, out, error=error)
+        assert strata.state == Strata(5).state
+        assert [np.array(array).tobytes() for array in out] == before
 
     def test_draws_of_one_strata_go_on_where_the_last_ended(self):
         index = self.filled(np.arange(1.0, 101.0))
@@ -130,13 +185,13 @@ class Drawing(IndexSuite):
         assert first.tolist() != second.tolist()
         assert second.tolist() == index.draw(after, 64)[0].tolist()
 
-    def test_each_draw_comes_from_its_own_slice_of_the_total(self):
+    def test_each_draw_comes_from_its_own_stratum_of_the_total(self):
         index, k = self.filled(np.random.default_rng(6).random(300)), 128
         slots, _, _ = index.draw(Strata(6), k)
         begin, end = (edge[slots] for edge in self.oracle_of(index).spans())
-        slices = index.total / k * np.arange(k + 1)
+        edges = index.total / k * np.arange(k + 1)
         limit = TOLERANCE * index.total
-        assert (begin <= slices[1:] + limit).all() and (end >= slices[:-1] - limit).all()
+        assert (begin <= edges[1:] + limit).all() and (end >= edges[:-1] - limit).all()
 
     def test_no_draws_move_nothing(self):
         for index in (self.new_index(3), self.filled([1.0, 2.0])):

@@ -7,6 +7,8 @@ import pytest
 from index_oracles import FLOAT32_MAX, FLOAT32_TINY
 from index_suite import BAD_MASSES, CAPACITIES, TINY, IndexSuite, bits, filled, held, snapshot, spread
 
+from replay_rank.strata import Strata
+
 
 class Updating(IndexSuite):
     """Tests of what changes an index, and of what is refused."""
@@ -125,7 +127,10 @@ class Updating(IndexSuite):
         assert snapshot(index) == snapshot(expected)
         self.assert_refused(index, "integer", index.set_range, 0.0, mass, error=TypeError)
         self.assert_refused(index, "mass must be float64", index.set_range, 0, np.array(["1"]), error=TypeError)
-        self.assert_refused(index, "one-dimensional", index.set_range, 0, np.ones((1, 1)))
+        for wrong in (1.0, 1, np.float64(1.0), np.array(1.0), np.ones((1, 1))):
+            self.assert_refused(index, "one-dimensional", index.set_range, 0, wrong)
+        index.set_range(0, [0.5, 1.5, 2.5])
+        assert snapshot(index) == snapshot(expected)
 
     @pytest.mark.parametrize("capacity", CAPACITIES)
     def test_what_is_saved_loads_to_the_last_bit(self, capacity):
@@ -160,6 +165,13 @@ class Arguments(IndexSuite):
             assert (slots.shape, slots.dtype, mass.shape) == ((0,), np.int64, (0,))
         assert snapshot(index) == before
         assert self.new_index(4).find_prefix(np.array([]))[0].shape == (0,)
+
+    def test_an_empty_array_may_lie_anywhere(self):
+        index = self.filled([1.0, 2.0], capacity=4)
+        slots, mass = (np.empty(9, np.uint8)[1:].view(dtype)[:0] for dtype in (np.int64, np.float64))
+        assert index.set(slots, mass) == index.set_range(3, mass) == (index.total, index.minimum)
+        assert index.get(slots).shape == index.find_prefix(mass)[0].shape == (0,)
+        index.draw(Strata(0), 0, (slots, mass, mass.copy()))
 
     def test_strided_read_only_and_narrower_arrays_are_converted(self):
         index, expected = self.new_index(8), self.filled([0.5, 0.0, 1.5, 0.0, 2.5], capacity=8)
@@ -200,7 +212,7 @@ class Arguments(IndexSuite):
 
     def test_arrays_of_the_wrong_shape_or_length_are_refused(self):
         index = self.filled([1.0], capacity=4)
-        for wrong in (np.int64(0), np.zeros((1, 1), np.int64)):
+        for wrong in (0, np.int64(0), np.array(0), np.zeros((1, 1), np.int64)):
             for call in (index.get, index.find_prefix, index.load, lambda a: index.set(a, np.ones(1))):
                 self.assert_refused(index, "one-dimensional", call, wrong)
         self.assert_refused(index, "one length, got 2 and 3", index.set, np.array([0, 1]), np.ones(3))

@@ -43,7 +43,7 @@ def calls() -> dict[str, tuple[list[np.ndarray], int]]:
 
 
 def call(tree: native.Tree, method: str, arrays: list):
-    return getattr(tree, method)(*([1] if method == "set_range" else []), *arrays)
+    return getattr(tree, method)(*{"set_range": [1], "draw": [3]}.get(method, []), *arrays)
 
 
 def unaligned(array: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ def test_a_refused_row_is_named_and_nothing_is_changed(kind, method, at, bad, ro
 def test_an_empty_tree_refuses_to_draw_and_the_stream_stays(kind):
     arrays, _ = calls()["draw"]
     with pytest.raises(native.Refused):
-        native.Tree(kind, CAPACITY).draw(*arrays)
+        native.Tree(kind, CAPACITY).draw(3, *arrays)
     assert [array.tolist() for array in arrays] == [[5], [7] * 3, [7.0] * 3, [7.0] * 3]
 
 
@@ -139,6 +139,22 @@ def test_a_range_that_does_not_fit_is_refused():
         with pytest.raises(native.Refused) as refused:
             filled_tree().set_range(first, np.ones(size))
         assert refused.value.args == (row,)
+
+
+@pytest.mark.parametrize("k", [0, 2, 4, -1, 2**40])
+def test_arrays_of_another_length_than_the_number_of_draws_are_unfit(k):
+    arrays, _ = calls()["draw"]
+    with pytest.raises(native.Unfit, match="number of draws"):
+        filled_tree().draw(k, *arrays)
+    assert [array.tolist() for array in arrays] == [[5], [7] * 3, [7.0] * 3, [7.0] * 3]
+
+
+def test_an_empty_array_may_lie_anywhere():
+    tree = filled_tree()
+    slots, mass = (np.empty(1, np.uint8)[1:].view(dtype) for dtype in (np.int64, np.float64))
+    assert tree.set(slots, mass) == tree.set_range(0, mass) == (tree.total, tree.minimum)
+    tree.get(slots, mass)
+    tree.find_prefix(mass, slots, mass.copy())
 
 
 def test_wrong_arguments_are_told():

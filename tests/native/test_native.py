@@ -75,17 +75,17 @@ def test_without_memory_the_index_says_so(name, monkeypatch):
 
 
 class Bad:
-    """A tree of which node 3 is bad."""
+    """A tree of which part 3 is bad."""
 
     def check(self) -> int:
         return 3
 
 
-@pytest.mark.parametrize("name", INDEXES)
-def test_a_bad_node_is_named(name):
+@pytest.mark.parametrize(("name", "part"), [("wide", "word 3 "), ("wide32", "word 3 "), ("binary", "node 3 "), ("rank", "block 3 ")])
+def test_a_bad_part_is_named_by_what_it_is(name, part):
     index = make_index(name, 10)
     index._tree = Bad()
-    with pytest.raises(AssertionError, match="node 3 "):
+    with pytest.raises(AssertionError, match=part):
         index.check()
 
 

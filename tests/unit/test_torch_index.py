@@ -51,7 +51,7 @@ def test_good_rows_are_written_as_set_writes_them(name):
 
 @both
 def test_a_bad_mass_is_clamped_and_counted(name):
-    index = make_index(name, 8, eps=0.25)
+    index = make_index(name, 8, floor=0.25)
     bad = [math.nan, -1.0, -math.inf, -5e-324, math.inf, 1.7e308 if name == "torch" else math.inf]
     index.write(*tensors(range(8), [*bad, 3.0, 1e-9]))
     assert index.save().tolist() == [0.25] * 4 + [index.largest] * 2 + [3.0, 1e-9]
@@ -289,10 +289,10 @@ def test_a_fan_out_that_is_no_power_of_two_is_refused(fan_out):
 
 
 @both
-@pytest.mark.parametrize("eps", [0.0, -1.0, math.nan, math.inf])
-def test_an_eps_that_is_no_mass_is_refused(name, eps):
-    with pytest.raises(ValueError, match="eps must be finite and > 0"):
-        make_index(name, 5, eps=eps)
+@pytest.mark.parametrize("floor", [0.0, -1.0, math.nan, math.inf])
+def test_a_floor_that_is_no_mass_is_refused(name, floor):
+    with pytest.raises(ValueError, match="floor must be finite and > 0"):
+        make_index(name, 5, floor=floor)
 
 
 @both
@@ -303,18 +303,51 @@ def test_a_device_that_is_not_here_is_refused_in_one_line(name, device):
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 200
 
 
+def out_of_memory() -> list[RuntimeError]:
+    """What torch raises without memory: on a card, and, told by trying, on the CPU."""
+    with pytest.raises(RuntimeError) as on_cpu:
+        torch.zeros(2**45, dtype=torch.float64)
+    return [torch.OutOfMemoryError("out of memory"), on_cpu.value]
+
+
 @both
-def test_an_index_too_large_for_its_device_is_a_memory_error(name, monkeypatch):
+@pytest.mark.parametrize("error", out_of_memory(), ids=["card", "cpu"])
+def test_an_index_too_large_for_its_device_is_a_memory_error(name, error, monkeypatch):
+    refuse_large(monkeypatch, error)
+    with pytest.raises(MemoryError, match="no memory for a priority index of capacity 1000"):
+        make_index(name, 1000)
+
+
+@both
+def test_another_error_of_torch_is_not_called_a_lack_of_memory(name, monkeypatch):
+    refuse_large(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        make_index(name, 1000)
+
+
+@both
+def test_a_device_without_float64_is_refused(name, monkeypatch):
+    zeros = torch.zeros
+
+    def narrow(shape, dtype=torch.float32, device=None):
+        if dtype == torch.float64:
+            raise TypeError("Cannot convert a tensor to float64")
+        return zeros(shape, dtype=dtype, device=device)
+
+    monkeypatch.setattr(torch, "zeros", narrow)
+    with pytest.raises(ValueError, match=r"'cpu'.*float64"):
+        make_index(name, 5)
+
+
+def refuse_large(monkeypatch, error: RuntimeError) -> None:
     zeros = torch.zeros
 
     def too_large(shape, **options):
         if shape == () or np.prod(shape) < 1000:
             return zeros(shape, **options)
-        raise torch.OutOfMemoryError("out of memory")
+        raise error
 
     monkeypatch.setattr(torch, "zeros", too_large)
-    with pytest.raises(MemoryError, match="no memory for a priority index of capacity 1000"):
-        make_index(name, 1000)
 
 
 @both
