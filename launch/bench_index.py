@@ -61,6 +61,7 @@ def run(
     start = time.perf_counter()
     if not LEAST_LEAVES <= leaves <= MOST_LEAVES:
         raise ConfigError(f"--leaves {leaves}: must be from {LEAST_LEAVES} (an insert is {INSERT} slots) to {MOST_LEAVES}")
+    bench_rivals.load_native()
     names, left_out = bench_rivals.choose(indexes)
     core = _core(core)
     for option, path in (("--json", json_path), ("--png", png_path)):

@@ -17,7 +17,7 @@ import numpy as np
 
 import replay_rank.index
 from apex.config import ConfigError, nearest
-from replay_rank.index import PriorityIndex, make_index
+from replay_rank.index import PriorityIndex, index_class, make_index
 from replay_rank.strata import Strata
 
 REFERENCE = "binary-element"
@@ -263,6 +263,12 @@ class Tianshou(_TreeOfArrays):
 
 
 _OTHERS = {rival.name: rival for rival in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)}
+
+
+def load_native() -> None:
+    """Load the C part before torch, whose libgomp may lack OpenACC; without it the indexes in C are left out later."""
+    with contextlib.suppress(ImportError):
+        index_class("wide")
 
 
 def choose(asked: list[str] | None) -> tuple[list[str], list[str]]:

@@ -16,5 +16,9 @@ except ImportError as error:
 WIDE64, WIDE32, BINARY, RANKED = range(4)
 FORMS = ("auto", "element", "rebuild", "levels")
 NEVER = 2**63 - 1  # a crossover
+NOT_CHECKED = -2
 
-__all__ = ["BINARY", "FORMS", "FOR_DEVICE", "NEVER", "RANKED", "WIDE32", "WIDE64", "Refused", "Tree", "Unfit", "gather_rows", "use_host"]
+__all__ = [
+    "BINARY", "FORMS", "FOR_DEVICE", "NEVER", "NOT_CHECKED", "RANKED", "WIDE32", "WIDE64",
+    "Refused", "Tree", "Unfit", "gather_rows", "use_host",
+]  # fmt: skip

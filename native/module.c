@@ -336,6 +336,11 @@ static PyObject *module_gather_rows(PyObject *module, PyObject *args)
             close_arrays(v, i);
             return NULL;
         }
+    if (overlap(v, 3)) {
+        close_arrays(v, 3);
+        PyErr_SetString(Unfit, "arrays that share memory");
+        return NULL;
+    }
     int64_t k = ROWS(v[1]), bad = row_bytes >= 0 && v[2].len / (row_bytes ? row_bytes : 1) >= k ? -1 : k;
     for (int64_t row = 0; row < k && bad < 0; row++)
         if (((const int64_t *)v[1].buf)[row] >= 0 && ((const int64_t *)v[1].buf)[row] > v[0].len - row_bytes)

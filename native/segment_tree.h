@@ -39,6 +39,8 @@ typedef struct segment_tree segment_tree;
 
 enum { SEGMENT_TREE_WIDE64, SEGMENT_TREE_WIDE32, SEGMENT_TREE_BINARY, SEGMENT_TREE_RANKED };
 
+#define SEGMENT_TREE_NOT_CHECKED (-2)
+
 /* r^-alpha stays above zero for any rank r that fits into memory. */
 #define SEGMENT_TREE_LARGEST_ALPHA 10.0
 
@@ -124,7 +126,8 @@ double segment_tree_minimum(const segment_tree *tree);
 
 /* Verifies the whole structure to the last bit: slots hold what they may, and everything above them is
  * what a fresh tree would have. Returns -1, or the number of a bad node; each kind's source says how
- * it counts them. O(capacity). */
+ * it counts them. O(capacity)., or SEGMENT_TREE_NOT_CHECKED: a wide tree is
+ * compared with a new one, for which there may be no memory. */
 int64_t segment_tree_check(const segment_tree *tree);
 
 /* How a binary tree updates from now on: one form always, or BINARY_AUTO, as it starts: BINARY_LEVELS

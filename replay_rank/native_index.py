@@ -121,6 +121,8 @@ class NativeIndex(PriorityIndex):
 
     def check(self) -> None:
         number = self._tree.check()
+        if number == native.NOT_CHECKED:
+            raise MemoryError(f"no memory to check a priority index of capacity {self.capacity}")
         if number != -1:
             raise AssertionError(self.bad_part.format(number))
 

@@ -29,6 +29,7 @@ class ReplayService(Role):
     def __init__(self, config: Config, spec: EnvSpec, port: ReplayPort, index: int):
         super().__init__(REPLAY, port, config.run.log_period_s)
         self.replay = Replay(config, spec, seeds.generator(config.run.seed, "replay", index))
+        print(f"apex: {REPLAY} {index}: priority index {self.replay.index.describe()}", flush=True)
         self.limiter = RateLimiter(config)
         self.batch_size = config.learner.batch_size
         self._sample_layout = sample_layout(spec, self.batch_size)

@@ -52,7 +52,7 @@ class TensorIndex(PriorityIndex):
         """
         if slots.ndim != 1 or slots.shape != mass.shape:
             raise ValueError(f"slots and mass must be of one length, got {tuple(slots.shape)} and {tuple(mass.shape)}")
-        slots = slots.to(torch.int64)
+        slots, mass = slots.detach().to(torch.int64), mass.detach()
         inside = (slots >= 0) & (slots < self.capacity)
         mass, bad = clamp(mass.to(torch.float64), self.floor, self.largest)
         self.clamped += (bad & inside).sum()
@@ -154,7 +154,7 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError, ImportError) as error:
         reason = textwrap.shorten(str(error), 100, placeholder=" ...")
         raise ValueError(f"there is no device {name!r} here that holds float64: {reason}") from error
     if device.type == "meta":

@@ -144,6 +144,10 @@ class PriorityIndex(abc.ABC):
             raise ValueError(f"load needs a mass for each of {self.capacity} slots, got {mass.size}")
         return self.set_range(0, mass)
 
+    def describe(self) -> str:
+        """What it is, what runs it and what it takes, in words for a log."""
+        return f"{self.name} ({self.backend}), {self.capacity} slots, {self.nbytes / 2**20:.1f} MiB"
+
     @abc.abstractmethod
     def check(self) -> None:
         """Verify every node of the structure; AssertionError names a bad one."""

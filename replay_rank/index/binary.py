@@ -5,8 +5,6 @@ level by level; or all nodes. A fourth name, "auto", stands for the faster of th
 that is depends on the machine, so it is measured on it, once for each size of tree.
 """
 
-import functools
-import logging
 import time
 
 import numpy as np
@@ -16,7 +14,7 @@ from native import accelerator
 from replay_rank.index import MASS_DTYPE
 from replay_rank.native_index import NativeIndex
 
-_log = logging.getLogger(__name__)
+_measured: dict[int, tuple[int, int]] = {}  # levels of a tree -> its crossovers on this machine
 _SMALLEST_MEASURED, _MEASUREMENTS = 64, 2
 
 
@@ -38,8 +36,12 @@ class BinaryTree(NativeIndex):
     def __init__(self, capacity: int, **options):
         accelerator.settle()
         super().__init__(capacity, **options)
-        self.crossovers = _crossovers((self.capacity - 1).bit_length())
+        self.crossovers = _crossovers(self._tree, self.capacity)
         self.form = "auto"
+
+    def describe(self) -> str:
+        told = ["never" if k == native.NEVER else f"from k = {k}" for k in self.crossovers]
+        return f"{super().describe()}; rebuilding is faster than element by element {told[0]}, than levels {told[1]}"
 
     @property
     def form(self) -> str:
@@ -53,16 +55,13 @@ class BinaryTree(NativeIndex):
         self._tree.binary_form(native.FORMS.index(form), self.crossovers[1])
 
 
-@functools.cache
-def _crossovers(levels: int) -> tuple[int, int]:
-    """Measure the crossovers of trees of 2^levels leaves on this machine, and log them."""
-    width = 2**levels
-    tree = native.Tree(native.BINARY, width)
-    slots = np.random.default_rng(0).integers(0, width, max(width // 2, 1))
-    found = tuple(_crossover(tree, slots, form) for form in ("element", "levels"))
-    told = ["never" if k == native.NEVER else f"from k = {k}" for k in found]
-    _log.info("binary tree of %d leaves (%s): rebuilding is faster than element by element %s, than levels %s", width, tree.backend, *told)
-    return found
+def _crossovers(tree: native.Tree, capacity: int) -> tuple[int, int]:
+    """Return the crossovers of trees of this size, measured on ``tree``, which is empty and stays so, if they never were."""
+    levels = (capacity - 1).bit_length()
+    if levels not in _measured:
+        slots = np.random.default_rng(0).integers(0, capacity, max(2**levels // 2, 1))
+        _measured[levels] = tuple(_crossover(tree, slots, form) for form in ("element", "levels"))
+    return _measured[levels]
 
 
 def _crossover(tree: native.Tree, slots: np.ndarray, form: str) -> int:

@@ -51,7 +51,8 @@ class TorchRanks(TensorIndex):
         self._sort()
         total = self._sums()[0]
         lowered = torch.minimum(targets, torch.nextafter(total, torch.zeros_like(total)))
-        ranks = torch.searchsorted(self._cumulative, lowered, right=True)
+        # A NaN, which is no target, would be beyond the last rank.
+        ranks = torch.searchsorted(self._cumulative, lowered, right=True).clamp(max=self.capacity - 1)
         return self._order[ranks], self._mass[ranks].masked_fill(total == 0.0, 0.0)
 
     def _sums(self) -> torch.Tensor:

@@ -73,3 +73,11 @@ def test_unfit_arrays_are_told():
     with pytest.raises(TypeError):
         native.gather_rows(base, offset, "4", out)
     assert (out == 0).all()
+
+
+def test_an_output_that_shares_memory_with_the_offsets_or_the_base_is_unfit():
+    base, offsets = np.full(4096, 0x41, np.uint8), np.zeros(1024, np.int64)
+    with pytest.raises(native.Unfit, match="share memory"):
+        native.gather_rows(base, offsets[:512], 8, offsets[1:513].view(np.uint8))
+    with pytest.raises(native.Unfit, match="share memory"):
+        native.gather_rows(base, offsets[:2], 8, base[:16])
