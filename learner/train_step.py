@@ -14,6 +14,9 @@ from apex import algorithms, seeds
 from apex.config import Config, ConfigError, LearnerConfig
 from apex.schema import EnvSpec
 
+# A sample batch may be lent by a replay rank: it is read-only, and here it is only read.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable", module=__name__)
+
 _INPUTS = ("obs", "next_obs", "action", "reward", "discount")
 
 
@@ -86,10 +89,7 @@ class TrainStep:
 
 def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
     """Return ``values`` on the device; images, which travel as bytes, as float32 with their channels side by side."""
-    with warnings.catch_warnings():
-        # The batch may be lent by a replay rank: it is read-only, and is only read.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(values).to(device)
+    tensor = torch.from_numpy(values).to(device)
     return tensor.to(torch.float32, memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 

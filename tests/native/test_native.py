@@ -58,7 +58,8 @@ def test_a_missing_or_bad_module_says_how_to_build_it(tmp_path, content):
     shutil.copy(FOLDER / "__init__.py", tmp_path / "native")
     if content is not None:
         (tmp_path / "native" / "_native.abi3.so").write_bytes(content)
-    done = subprocess.run([sys.executable, "-c", "import native"], cwd=tmp_path, capture_output=True, text=True)
+    # -S: where the package is installed for editing, its finder would give the module that is missing here.
+    done = subprocess.run([sys.executable, "-S", "-c", "import native"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
     assert "ImportError: the C part is missing or out of date" in done.stderr
     assert "run: make native" in done.stderr
