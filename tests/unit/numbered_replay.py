@@ -61,7 +61,9 @@ class Numbered(Replay):
 
 
 def mass(priority, alpha=0.6, eps=1e-6):
-    return (np.asarray(priority, np.float32).astype(np.float64) + eps) ** alpha
+    """Return (priority + eps)^alpha, raised as an array: NumPy raises a scalar in another way, which may differ in the last bit."""
+    priority = np.asarray(priority, np.float32).astype(np.float64)
+    return ((np.atleast_1d(priority) + eps) ** alpha).reshape(priority.shape)
 
 
 def update(replay, keys, priorities):
