@@ -12,6 +12,7 @@ from apex.metrics import MAX_REPORT
 from apex.ports import Report
 from apex.schema import ALIGNMENT, Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER_RANK, Topology
+from apex.transport.learner_side import LearnerSide
 from apex.transport.mpi_port import (
     NOTHING,
     PRIORITY,
@@ -49,7 +50,7 @@ class _Sample:
     request: MPI.Request | None = None
 
 
-class MpiLearnerPort(MpiPort):
+class MpiLearnerPort(LearnerSide, MpiPort):
     """Learner (see ``apex.ports.LearnerPort``)."""
 
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
@@ -64,9 +65,7 @@ class MpiLearnerPort(MpiPort):
         self._newest: _Publish | None = None
         self._evaluator_publishes: deque[_Publish] = deque()
         self._weight_requests: dict[int, int] = {}
-        self._reports: list[Report] = []
         self._small = np.zeros(8 * MAX_REPORT, np.uint8)
-        self.stop_requested = False
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
@@ -143,24 +142,10 @@ class MpiLearnerPort(MpiPort):
             self._lendable = list(self._make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
         return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
 
-    def poll_reports(self) -> list[Report]:
-        """Return the reports since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
-
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         messages = (p.message for p in self._evaluator_publishes)
         return next((m for m in messages if weight_header(m)[0] == param_version), None)
-
-    def send_report(self, vector: np.ndarray) -> bool:
-        """The learner's own report needs no message."""
-        self._reports.append(Report(self.role, self.index, vector.copy()))
-        return True
-
-    def request_stop(self) -> None:
-        """A signal arrived at the learner itself."""
-        self.stop_requested = True
 
     def stop(self) -> None:
         """Tell every other rank."""

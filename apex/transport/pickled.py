@@ -20,6 +20,7 @@ from apex.ports import IntakeEvent, PriorityEvent, Report, SampleRequestEvent
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from apex.transport.credits import IntakeCredits
+from apex.transport.learner_side import LearnerSide
 from apex.transport.pickled_form import Form
 
 
@@ -214,7 +215,7 @@ class PickledReplayPort(PickledPort):
         return ["its own turn to take the learner's messages"] if self._events else []
 
 
-class PickledLearnerPort(PickledPort):
+class PickledLearnerPort(LearnerSide, PickledPort):
     """Learner (see ``apex.ports.LearnerPort``)."""
 
     def __init__(self, *args):
@@ -225,10 +226,8 @@ class PickledLearnerPort(PickledPort):
         self._newest: np.ndarray | None = None
         self._evaluator_publishes: deque[np.ndarray] = deque(maxlen=2)
         self._weight_requests: dict[int, int] = {}
-        self._reports: list[Report] = []
         self._finished_ranks = 0
         self._leaving = False
-        self.stop_requested = False
 
     def progress(self) -> None:
         """Also answer weight requests, drop samples while ending, and let everybody leave."""
@@ -260,23 +259,9 @@ class PickledLearnerPort(PickledPort):
         """Keep a copy as the newest."""
         self._newest = message.copy()
 
-    def poll_reports(self) -> list[Report]:
-        """Return the reports since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
-
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         return next((m for m in self._evaluator_publishes if weight_header(m)[0] == param_version), None)
-
-    def send_report(self, vector: np.ndarray) -> bool:
-        """The learner's own report needs no message."""
-        self._reports.append(Report(self.role, self.index, vector.copy()))
-        return True
-
-    def request_stop(self) -> None:
-        """A signal arrived at the learner itself."""
-        self.stop_requested = True
 
     def stop(self) -> None:
         """Tell every other rank."""

@@ -10,6 +10,7 @@ from apex.metrics import MAX_REPORT, REPORT_FIELDS
 from apex.ports import Report
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import Topology
+from apex.transport.learner_side import LearnerSide
 from apex.transport.zmq_link import Message
 from apex.transport.zmq_port import (
     DONE,
@@ -53,7 +54,7 @@ class _Request:
         self.replay, self.message, self.answered = replay, None, False
 
 
-class ZmqLearnerPort(ZmqPort):
+class ZmqLearnerPort(LearnerSide, ZmqPort):
     """Learner (see ``apex.ports.LearnerPort``)."""
 
     def __init__(self, world: World, topology: Topology, limits: Limits):
@@ -63,10 +64,8 @@ class ZmqLearnerPort(ZmqPort):
         self._newest: _Publish | None = None
         self._evaluator_publishes: deque[_Publish] = deque(maxlen=2)
         self._weight_requests: dict[int, int] = {}
-        self._reports: list[Report] = []
         self._report_buffer = np.zeros(8 * MAX_REPORT, np.uint8)
         self._unfinished = set(range(1, topology.size))
-        self.stop_requested = False
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
@@ -108,24 +107,10 @@ class ZmqLearnerPort(ZmqPort):
         publish.message[:] = message
         self._newest = publish
 
-    def poll_reports(self) -> list[Report]:
-        """Return the reports since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
-
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         messages = (p.message for p in self._evaluator_publishes)
         return next((m for m in messages if weight_header(m)[0] == param_version), None)
-
-    def send_report(self, vector: np.ndarray) -> bool:
-        """The learner's own report needs no message."""
-        self._reports.append(Report(self.role, self.index, vector.copy()))
-        return True
-
-    def request_stop(self) -> None:
-        """A signal arrived at the learner itself."""
-        self.stop_requested = True
 
     def stop(self) -> None:
         """Tell every other rank."""

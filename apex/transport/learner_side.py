@@ -1,0 +1,33 @@
+"""What a learner's port does by itself, whatever carries the messages: its own report, those heard, the wish to stop."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apex.ports import Report
+
+
+class LearnerSide:
+    """Comes before a transport's port among the bases of its learner port, which appends to ``_reports`` what it hears."""
+
+    role: str
+    index: int
+
+    def __init__(self, *args):
+        self._reports: list[Report] = []
+        self.stop_requested = False
+        super().__init__(*args)
+
+    def poll_reports(self) -> list[Report]:
+        """Return the reports since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def send_report(self, vector: np.ndarray) -> bool:
+        """The learner's own report needs no message."""
+        self._reports.append(Report(self.role, self.index, vector.copy()))
+        return True
+
+    def request_stop(self) -> None:
+        """A signal arrived at the learner itself."""
+        self.stop_requested = True
