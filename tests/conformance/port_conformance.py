@@ -20,8 +20,8 @@ from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
 
 SCENARIOS = {
-    "storm": Scenario(60, 40, 1, 6 << 20, 2 << 20, Limits(1 << 20, 96 << 10, prefetch=3, intake_in_flight=3)),
-    "endings": Scenario(0, 0, 50, 1 << 16, 1 << 16, Limits(1 << 15, 1 << 13, prefetch=3, intake_in_flight=2), True, 0.0005),
+    "storm": Scenario(60, 40, 20, 1, 6 << 20, 2 << 20, Limits(1 << 20, 96 << 10, prefetch=3, intake_in_flight=3)),
+    "endings": Scenario(0, 0, 0, 50, 1 << 16, 1 << 16, Limits(1 << 15, 1 << 13, prefetch=3, intake_in_flight=2), True, 0.0005),
 }
 """Name -> scenario: one long storm, and 50 runs that end at once, with requests open that only the end can answer."""
 

@@ -30,7 +30,8 @@ class Scenario(NamedTuple):
     """How much is sent before the end, and how large; sizes in bytes."""
 
     samples: int  # sample batches the learner takes before it ends the run
-    intake: int  # intake batches each actor sends before it asks for the end
+    intake: int  # intake batches each actor sends, and
+    weights: int  # weights it receives, before it asks for the end
     rounds: int  # times all of it is done, each with new ports
     intake_nbytes: int
     weight_nbytes: int
@@ -208,7 +209,8 @@ class StormActor(StormEvaluator):
     def work(self) -> bool:
         """Take back what has been received, send what there are credits for, ask for the end when enough is sent."""
         self._take_back()
-        if self.count >= self.scenario.intake and self.rng.random() < 0.1:
+        enough = self.count >= self.scenario.intake and len(self.ledger.weights) >= self.scenario.weights
+        if enough and self.rng.random() < 0.1:
             self.port.request_stop()
         worked = super().work()
         return self._send_intake() or worked

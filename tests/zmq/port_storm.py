@@ -52,7 +52,7 @@ def _plain(ledger: Ledger) -> dict:
     return ledger | {"sent": dict(ledger["sent"]), "received": dict(ledger["received"])}
 
 
-PUMP = Scenario(0, 10**9, 1, 1 << 18, 2 << 20, Limits(4 << 20, 96 << 10, 3, 3, 1 << 18), delay_s=0.0005)
+PUMP = Scenario(0, 10**9, 0, 1, 1 << 18, 2 << 20, Limits(4 << 20, 96 << 10, 3, 3, 1 << 18), delay_s=0.0005)
 
 
 class Pump:
