@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class EnvSpec:
         """Shape of one observation: ``(stack, *frame_shape)``."""
         return (self.stack, *self.frame_shape)
 
-    @property
+    @cached_property
     def frame_nbytes(self) -> int:
         """Bytes of one frame."""
         return math.prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize

@@ -7,6 +7,7 @@ that adds them up sees any damage.
 from __future__ import annotations
 
 import resource
+import struct
 import time
 from collections import deque
 
@@ -28,6 +29,7 @@ _REPORT_PERIOD_S = 0.05
 _WORD_SUM = np.uint64(0x0123456789ABCDEF)
 _CHECKED = 32  # one batch in so many is added up; the sequence number of each is looked at
 _PAGE = 4096
+_ACTOR_AND_NUMBER, _STAMP = struct.Struct("=16xqq"), struct.Struct("=q")  # the end of a header; the first parameter version
 _CONFIG = {
     "run": {"log_period_s": 8 * _REPORT_PERIOD_S},
     "actor": {"intake_batch": 50, "in_flight": 4},
@@ -131,13 +133,15 @@ class Batches:
         self._views = layout.views(self._buffers)
         self._words = self._buffers[:, : self.nbytes].view(np.uint64)
         self._fill(config, np.random.default_rng(actor), actor)
+        columns = self._views["header"], self._views["param_version"], self._buffers[:, : self.nbytes]
+        self._rows = [(header.data, stamps.data, message) for header, stamps, message in zip(*columns)]
 
     def stamped(self, row: int, number: int) -> np.ndarray:
         """Return batch ``row`` as the ``number``-th of its actor."""
-        header, stamps = self._views["header"][row], self._views["param_version"][row]
-        stamps[1] += 2 * (int(header[3]) - number)  # the number stands in two places
-        header[3] = stamps[0] = number
-        return self._buffers[row, : self.nbytes]
+        numbers, stamps, message = self._rows[row]
+        stamps[1] += 2 * (numbers[3] - number)  # the number stands in two places
+        numbers[3] = stamps[0] = number
+        return message
 
     def _fill(self, config: Config, rng: np.random.Generator, actor: int) -> None:
         v, b, n = self._views, config.actor.intake_batch, config.algorithm.n_step
@@ -163,8 +167,8 @@ class Account:
 
     def take(self, landing: np.ndarray, nbytes: int) -> None:
         """Count the batch that has landed."""
-        _, _, actor, number = landing[self._header : self._header + 32].view(np.int64).tolist()
-        stamp = landing[self._stamp : self._stamp + 8].view(np.int64)[0]
+        actor, number = _ACTOR_AND_NUMBER.unpack_from(landing, self._header)
+        (stamp,) = _STAMP.unpack_from(landing, self._stamp)
         mine = self.received[actor]
         mine[0] += 1
         mine[1] += number

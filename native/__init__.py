@@ -6,7 +6,7 @@ and `Refused(row)` where C refuses a row. `replay_rank.index` is the comfortable
 """
 
 try:
-    from native._native import FOR_DEVICE, Refused, Tree, Unfit, gather_rows, use_host
+    from native._native import FOR_DEVICE, Refused, Tree, Unfit, gather_rows, use_host, within
 except ImportError as error:
     if "GOACC" in str(error):
         raise ImportError("torch brought a libgomp without OpenACC; import native before torch") from error
@@ -20,5 +20,5 @@ NOT_CHECKED = -2
 
 __all__ = [
     "BINARY", "FORMS", "FOR_DEVICE", "NEVER", "NOT_CHECKED", "RANKED", "WIDE32", "WIDE64",
-    "Refused", "Tree", "Unfit", "gather_rows", "use_host",
+    "Refused", "Tree", "Unfit", "gather_rows", "use_host", "within",
 ]  # fmt: skip

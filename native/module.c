@@ -1,99 +1,21 @@
-/* module.c: the Python module native._native: segment_tree.h and gather.h, with arrays as buffers.
+/* module.c: the Python module native._native: segment_tree.h, gather.h and within.h, with arrays as buffers.
  *
  * It is thin: it checks that an array is what C will read (one dimension, contiguous, aligned, of the
  * right type), calls, and raises Refused with the row that C refuses. What to say about that row is
  * left to Python. Only the limited API is used, so that one file serves every Python from 3.11 on.
  */
-#define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include <string.h>
-
+#include "arrays.h"
 #include "gather.h"
 #include "segment_tree.h"
 #include "time_calls.h"
+#include "within.h"
 
 typedef struct {
     PyObject_HEAD
     segment_tree *tree;
 } TreeObject;
 
-static PyObject *Refused, *Unfit;
-
-/* The most arrays that one call takes. */
-#define MAX_ARRAYS 4
-
-/* Input: an object and what its elements must be: 'i' int64, 'u' uint64, 'f' float64, 'b' bytes of any
- * shape. Result: 0 and a buffer, to be released by the caller, or -1 and an exception. An empty array may
- * lie anywhere. */
-static int open_array(PyObject *object, char type, int writable, Py_buffer *view)
-{
-    const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(object, view, flags) != 0) {
-        PyErr_Clear();
-        PyErr_SetString(Unfit, "not an array that C can use");
-        return -1;
-    }
-    const char *formats = type == 'i' ? "lq" : type == 'u' ? "LQ" : "d";
-    int fits = type == 'b' || (view->ndim == 1 && view->itemsize == 8 && strlen(view->format) == 1 &&
-                               strchr(formats, view->format[0]) != NULL &&
-                               (view->len == 0 || (uintptr_t)view->buf % 8 == 0));
-    if (fits)
-        return 0;
-    PyBuffer_Release(view);
-    PyErr_SetString(Unfit, "not a one-dimensional array of the type that C wants");
-    return -1;
-}
-
-static void close_arrays(Py_buffer *views, int count)
-{
-    while (count-- > 0)
-        PyBuffer_Release(&views[count]);
-}
-
-/* Input: buffers. Result: whether one that is written to shares memory with another: C could then read
- * what it has just written, as a slot even. */
-static int overlap(const Py_buffer *views, int count)
-{
-    for (int i = 0; i < count; i++)
-        for (int j = i + 1; j < count; j++) {
-            const char *a = views[i].buf, *b = views[j].buf;
-            int apart = a + views[i].len <= b || b + views[j].len <= a;
-            if (!apart && !(views[i].readonly && views[j].readonly))
-                return 1;
-        }
-    return 0;
-}
-
-/* Input: the arguments of a call, and a letter for each as in open_array, upper case where written to.
- * Result: 0 and as many buffers, all of one length but for 'U' and 'b', or -1 and an exception. */
-static int open_arrays(PyObject *const *args, Py_ssize_t nargs, const char *types, Py_buffer *views)
-{
-    int count = (int)strlen(types), first = types[0] == 'U';
-    if (nargs != count) {
-        PyErr_Format(PyExc_TypeError, "takes %d arrays, got %zd", count, nargs);
-        return -1;
-    }
-    for (int i = 0; i < count; i++) {
-        int writable = types[i] < 'a';
-        if (open_array(args[i], (char)(types[i] | 0x20), writable, &views[i]) != 0) {
-            close_arrays(views, i);
-            return -1;
-        }
-        if (views[i].len != views[first < i ? first : i].len || (types[i] == 'U' && views[i].len != 8)) {
-            close_arrays(views, i + 1);
-            PyErr_SetString(Unfit, "arrays of different lengths");
-            return -1;
-        }
-    }
-    if (types[count - 1] < 'a' && overlap(views, count)) {
-        close_arrays(views, count);
-        PyErr_SetString(Unfit, "arrays that share memory");
-        return -1;
-    }
-    return 0;
-}
+static PyObject *Refused;
 
 /* Input: what a call returned and its buffers. Result: they are released; None, or NULL and Refused. */
 static PyObject *finish(int64_t row, Py_buffer *views, int count)
@@ -350,6 +272,20 @@ static PyObject *module_gather_rows(PyObject *module, PyObject *args)
     return finish(bad, v, 3);
 }
 
+/* within(array, low, high): see within.h; the array is of int16 or float32, contiguous, of any shape. */
+static PyObject *module_within(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *array;
+    double low, high;
+    Py_buffer v;
+    if (!PyArg_ParseTuple(args, "Odd:within", &array, &low, &high) || open_numbers(array, &v) != 0)
+        return NULL;
+    int within = v.format[0] == 'h' ? within_int16(v.buf, v.len / 2, low, high) : within_float32(v.buf, v.len / 4, low, high);
+    PyBuffer_Release(&v);
+    return PyBool_FromLong(within);
+}
+
 static PyObject *module_use_host(PyObject *module, PyObject *args)
 {
     (void)module, (void)args;
@@ -360,6 +296,7 @@ static PyObject *module_use_host(PyObject *module, PyObject *args)
 static PyMethodDef module_methods[] = {
     {"use_host", module_use_host, METH_NOARGS, NULL},
     {"gather_rows", module_gather_rows, METH_VARARGS, NULL},
+    {"within", module_within, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

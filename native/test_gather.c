@@ -1,7 +1,11 @@
-/* test_gather.c: gather.c against the obvious loop, and time_calls.c, under the sanitizers. */
+/* test_gather.c: gather.c and within.c against the obvious loops, and time_calls.c, under the sanitizers. */
 #include "gather.h"
+
+#include <math.h>
+
 #include "time_calls.h"
 #include "tree_oracle.h"
+#include "within.h"
 
 /* Arrays are exactly as long as the call needs, so that an access beyond is seen. */
 static void test_rows_are_copied_in_order_and_negative_offsets_give_zeros(void)
@@ -78,8 +82,29 @@ static void test_calls_that_cannot_be_made_are_not_timed(void)
     segment_tree_destroy(tree);
 }
 
+/* One number after the other is moved to and beyond each bound. */
+static void test_every_number_outside_of_the_bounds_is_seen(void)
+{
+    for (int64_t k = 0; k < 40; k++)
+        for (int64_t at = 0; at <= k; at++) {
+            int16_t *whole = have((size_t)k * 2 + 1);
+            float *number = have((size_t)k * 4 + 1);
+            for (int64_t i = 0; i < k; i++)
+                whole[i] = (int16_t)(i % 5 - 1), number[i] = (float)i;
+            CHECK(within_int16(whole, k, -1, 3) && within_float32(number, k, 0.0, 39.0));
+            static const int16_t outside[] = {-2, 4, INT16_MIN, INT16_MAX};
+            const float beyond[] = {-1e-30f, 40.0f, -INFINITY, NAN};
+            for (int i = 0; i < 4 && at < k; i++) {
+                whole[at] = outside[i], number[at] = beyond[i];
+                CHECK(!within_int16(whole, k, -1, 3) && !within_float32(number, k, 0.0, 39.0));
+            }
+            free(whole), free(number);
+        }
+}
+
 int main(void)
 {
+    test_every_number_outside_of_the_bounds_is_seen();
     test_rows_are_copied_in_order_and_negative_offsets_give_zeros();
     test_calls_are_timed_and_leave_the_tree_right();
     test_inserts_have_other_slots_and_other_masses_each();

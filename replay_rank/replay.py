@@ -5,13 +5,18 @@ The only place with alpha (mass = (priority + eps)^alpha) and with staleness (ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+import native
 from apex.config import Config
 from apex.schema import EnvSpec, intake_layout
 from replay_rank.index import make_index
 from replay_rank.store import FrameStore
 from replay_rank.strata import Strata
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def ring_places(config: Config) -> int:
@@ -41,6 +46,7 @@ class Replay:
         self.count = np.zeros(places, np.int64)
         self.size = self.inserted = self.sampled = self.stale_updates = 0
         self._slots, self._masses = np.empty(0, np.int64), np.empty(0)  # of the last draw, used again
+        self._no_mass = np.zeros(self.batch)
         self._landing = places - 1
         self._reserve_next()
 
@@ -56,7 +62,7 @@ class Replay:
         """
         place = self._landing
         count = self.store.check_batch(place, nbytes)
-        mass = self._mass(self.store.views["priority"][place, :count], f"intake batch of actor {self.store.views['header'][place, 2]}")
+        mass = self._mass(self.store.views["priority"][place, :count], lambda: f"intake batch of actor {self.store.actor(place)}")
         first = place * self.batch
         self.index.set_range(first, mass)
         self.count[place] = count
@@ -82,7 +88,7 @@ class Replay:
         Of a key given twice the last priority stays. Raises ValueError naming the row of a bad
         priority or of a key never given out; then nothing has changed.
         """
-        mass = self._mass(priorities, "priority update")
+        mass = self._mass(priorities, lambda: "priority update")
         generation, slots = np.divmod(keys, self.slots)
         place, row = np.divmod(slots, self.batch)
         live = generation == self.generation[place]
@@ -106,7 +112,7 @@ class Replay:
         place, count = self._landing, self.count[self._landing]
         if count:
             first = place * self.batch
-            self.index.set_range(first, np.zeros(count))
+            self.index.set_range(first, self._no_mass[:count])
         self.size -= int(count)
         self.count[place] = 0
         self.generation[place] += 1
@@ -116,11 +122,11 @@ class Replay:
             row = int(np.argmax(unknown))
             raise ValueError(f"priority update: row {row} has key {keys[row]}, which was never given out")
 
-    def _mass(self, priority: np.ndarray, what: str) -> np.ndarray:
+    def _mass(self, priority: np.ndarray, what: Callable[[], str]) -> np.ndarray:
         """Return (priority + eps)^exponent as float64; refuse what is not a finite number >= 0 by row."""
-        priority = priority.astype(np.float64)
-        bad = ~(np.isfinite(priority) & (priority >= 0))
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise ValueError(f"{what}: row {row} has priority {priority[row]}; priorities are finite and >= 0")
-        return (priority + self.eps) ** self.exponent
+        if not native.within(priority, 0.0, _LARGEST):
+            row = int(np.argmin((priority >= 0) & (priority <= _LARGEST)))
+            raise ValueError(f"{what()}: row {row} has priority {priority[row]}; priorities are finite and >= 0")
+        mass = priority.astype(np.float64)
+        mass += self.eps
+        return np.power(mass, self.exponent, out=mass)

@@ -25,27 +25,25 @@ class FrameStore:
         self.batch = layout.fields["action"].shape[0]
         self.buffer = aligned_bytes(num_batches, layout.nbytes)
         self.views = layout.views(self.buffer)
+        self._pointers = self.views["obs_frames"], self.views["next_obs_frames"]
+        self._most_frames, self._frame_nbytes = layout.fields["frames"].shape[0], spec.frame_nbytes
 
     def check_batch(self, place: int, nbytes: int) -> int:
         """Return the transitions of the batch that landed at ``place``; ValueError says what is wrong with it."""
-        count, frames, actor, _ = (int(x) for x in self.views["header"][place])
-        wrong = self._what_is_wrong(place, nbytes, count, frames)
-        if wrong is not None:
-            raise ValueError(f"intake batch of actor {actor}: {wrong}")
-        return count
+        count, frames, actor, _ = self.views["header"][place].tolist()
+        if not 1 <= count <= self.batch or not 0 <= frames <= self._most_frames:
+            wrong = f"{count} transitions and {frames} frames; the most are {self.batch} and {self._most_frames}"
+        elif nbytes != (expected := intake_nbytes(self.layout, self.spec, frames)):
+            wrong = f"{nbytes} bytes for {frames} frames, expected {expected}"
+        elif not all(native.within(pointers[place, :count], -1, frames - 1) for pointers in self._pointers):
+            wrong = f"obs_frames or next_obs_frames points outside its {frames} frames"
+        else:
+            return count
+        raise ValueError(f"intake batch of actor {actor}: {wrong}")
 
-    def _what_is_wrong(self, place: int, nbytes: int, count: int, frames: int) -> str | None:
-        rows = self.layout.fields["frames"].shape[0]
-        if not 1 <= count <= self.batch or not 0 <= frames <= rows:
-            return f"{count} transitions and {frames} frames; the most are {self.batch} and {rows}"
-        expected = intake_nbytes(self.layout, self.spec, frames)
-        if nbytes != expected:
-            return f"{nbytes} bytes for {frames} frames, expected {expected}"
-        for name in ("obs_frames", "next_obs_frames"):
-            used = self.views[name][place, :count]
-            if used.min() < -1 or used.max() >= frames:
-                return f"{name} points outside its {frames} frames"
-        return None
+    def actor(self, place: int) -> int:
+        """Return the index of the actor that sent the batch at ``place``."""
+        return int(self.views["header"][place, 2])
 
     def gather(self, slots: np.ndarray, out: dict[str, np.ndarray]) -> None:
         """Copy the transitions of ``slots`` int64[B] into the views of a sample message."""
@@ -58,5 +56,5 @@ class FrameStore:
     def _gather_observations(self, name: str, place: np.ndarray, row: np.ndarray, out: np.ndarray) -> None:
         frame = self.views[name][place, row].astype(np.int64)  # [B, stack]
         start = place * self.layout.nbytes + self.layout.fields["frames"].offset
-        offset = np.where(frame >= 0, start[:, None] + frame * self.spec.frame_nbytes, -1)
-        native.gather_rows(self.buffer, offset.reshape(-1), self.spec.frame_nbytes, out)
+        offset = np.where(frame >= 0, start[:, None] + frame * self._frame_nbytes, -1)
+        native.gather_rows(self.buffer, offset.reshape(-1), self._frame_nbytes, out)

@@ -55,7 +55,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
         super().__init__(comm, topology, limits, share)
-        messages = 0 if self.here.issuperset(topology.replay_ranks_range) else limits.prefetch + 1
+        messages = 0 if self.peers.keys() >= set(topology.replay_ranks_range) else limits.prefetch + 1
         self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(messages)]
         self._requests: deque[_Sample] = deque()
         self._given_out: _Sample | None = None
@@ -81,7 +81,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
     def request_sample(self, replay: int) -> None:
         """Post the receive, then ask."""
         rank = self.topology.replay_ranks_range[replay]
-        if rank in self.here:
+        if rank in self.peers:
             sample = _Sample(replay, rank)
         else:
             buffer = self._free_samples.pop()
@@ -101,10 +101,10 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         """Whether the answer to a request is here: a message, or a batch lent by a replay rank of this host, or a refusal."""
         if sample.request is not None:
             return sample.request.Test()
-        status = self._lent(sample.rank, SAMPLE)
-        if status is not None and status.Get_count(MPI.BYTE) == 0:
-            sample.buffer = self._borrow(sample.rank)
-        return status is not None
+        if not self.peers[sample.rank].has_sent():
+            return False
+        sample.buffer = self.peers[sample.rank].borrow()
+        return True
 
     def _return_sample(self) -> None:
         """Free the memory of the batch that was given out last."""
@@ -112,7 +112,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         if sample is None:
             return
         if sample.request is None:
-            self._give_back(sample.rank, SAMPLE)
+            self.peers[sample.rank].give_back()
         else:
             self._free_samples.append(sample.buffer)
 
@@ -137,9 +137,9 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         """Return memory for one more publish: such as ranks of this host read in place, while there is some."""
         if self._lendable is None:
             # One for each acting rank, wherever it is: each may hold another. Memory is taken when one is first written.
-            readers, here = self.topology.num_actors + 1, self.here - set(self.topology.replay_ranks_range)
+            readers, here = self.topology.num_actors + 1, self.peers.keys() - set(self.topology.replay_ranks_range)
             count, stride = readers + _SPARE_PUBLISHES if here else 0, -(-nbytes // ALIGNMENT) * ALIGNMENT
-            self._lendable = list(self._make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
+            self._lendable = list(self._desk.make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
         return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:

@@ -14,9 +14,9 @@ from mpi4py import MPI
 from apex.metrics import MAX_REPORT
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.shared import Inbox, Outbox, neighbours
+from apex.transport.shared import neighbours
 
-INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, OUTBOX = range(1, 11)
+INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST = range(1, 10)
 NOTHING = np.zeros(0, np.uint8)
 REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
 
@@ -27,14 +27,8 @@ class MpiPort:
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
         self.comm, self.topology, self.limits = comm.Dup(), topology, limits
         self.role, self.index = topology.role(comm.rank)
-        # Lent payloads are announced on a communicator of their own, where a message may wait unreceived.
-        self.lent = comm.Dup()
-        self.here = neighbours(comm.rank, comm.allgather) if share else set()
-        self._entries = max(limits.intake_in_flight, limits.prefetch) + 1
-        self._outbox: Outbox | None = None
-        self._told: set[int] = set()
-        self._inboxes: dict[int, Inbox] = {}
-        self._addresses: dict[int, tuple[MPI.Request, np.ndarray]] = {}
+        entries = max(limits.intake_in_flight, limits.prefetch) + 1
+        self._desk, self.peers = neighbours(comm.rank, comm.size, entries, comm.allgather) if share else (None, {})
         self.ranks_here = _ranks_here(comm)
         self._sends: list[tuple[MPI.Request, str, object, object]] = []
         self._stop_receive: MPI.Request | None = None
@@ -50,7 +44,7 @@ class MpiPort:
         self._complete_sends()
         if self._stop_receive is not None and self._stop_receive.Test():
             self._stop_receive, self.stopping = None, True
-        if self._sends or self._open_receives():
+        if self._sends or self._open_receives() or any(peer.open for peer in self.peers.values()):
             return
         if self._barrier is not None:
             self.finished = self.finished or self._barrier.Test()
@@ -79,7 +73,8 @@ class MpiPort:
     def waits_for(self) -> str:
         """Name the messages of this rank that are not complete."""
         open_sends = [f"{self.topology.name(dest)} to take a {what}" for _, what, dest, _ in self._sends]
-        parts = open_sends + self._open_receives()
+        lent = [f"{self.topology.name(peer.rank)} to take a {what}" for peer in self.peers.values() for what, _ in peer.open]
+        parts = open_sends + lent + self._open_receives()
         return "; ".join(parts[:4]) or ("the other ranks to finish" if self._barrier is not None else "messages")
 
     def _send(self, message: np.ndarray, dest: int, tag: int, what: str, done=None) -> None:
@@ -87,56 +82,26 @@ class MpiPort:
         request = self.comm.Issend([message, MPI.BYTE], dest, tag)
         self._sends.append((request, what, dest, done))
 
-    def _make_outbox(self, nbytes: int) -> np.ndarray:
-        """Return memory (uint8[nbytes]) from which payloads can be lent."""
-        self._outbox = Outbox(self.comm.size, self._entries, nbytes)
-        return self._outbox.data
-
     def _send_or_lend(self, message: np.ndarray, dest: int, tag: int, what: str, done) -> None:
         """Lend ``message`` where it lies in the outbox and ``dest`` is on this host, else send it; then as ``_send``."""
-        if dest not in self.here or self._outbox is None or not self._outbox.holds(message):
+        peer = self.peers.get(dest)
+        place = None if peer is None else self._desk.place(message)
+        if place is None:
             self._send(message, dest, tag, what, done)
-            return
-        if dest not in self._told:
-            self._told.add(dest)
-            self._sends.append((self.lent.Issend([self._outbox.address, MPI.BYTE], dest, OUTBOX), "address", dest, None))
-        self._outbox.enter(dest, message)
-        self._sends.append((self.lent.Issend([NOTHING, MPI.BYTE], dest, tag), what, dest, done))
+        else:
+            peer.lend(place, len(message), what, done)
 
     def _refuse(self, dest: int, tag: int, what: str) -> None:
-        """Answer a request with nothing, in order with what was lent."""
-        comm = self.lent if dest in self.here else self.comm
-        self._sends.append((comm.Issend([REFUSAL, MPI.BYTE], dest, tag), what, dest, None))
-
-    def _lent(self, source: int, tag: int) -> MPI.Status | None:
-        """Return the status of the oldest announcement or refusal from a rank of this host, not yet received."""
-        status = MPI.Status()
-        if not self.lent.Iprobe(source, tag, status):
-            return None
-        return status if status.Get_count(MPI.BYTE) or self._has_opened(status.source) else None
-
-    def _has_opened(self, source: int) -> bool:
-        """Whether the outbox of ``source``, which has lent something, is open; its address is on its way at least."""
-        if source in self._inboxes:
-            return True
-        if source not in self._addresses:
-            address = np.zeros(3, np.int64)
-            self._addresses[source] = self.lent.Irecv([address, MPI.BYTE], source, OUTBOX), address
-        request, address = self._addresses[source]
-        if not request.Test():
-            return False
-        self._inboxes[source] = Inbox(address, self.comm.size, self._entries, self.comm.rank)
-        return True
-
-    def _borrow(self, source: int) -> np.ndarray:
-        """Return the payload (read-only) of the oldest message that ``source`` has lent: announced, not received, open."""
-        return self._inboxes[source].next()
-
-    def _give_back(self, source: int, tag: int) -> None:
-        """Receive the announcement of a payload that is no longer needed: the sender may write there again. Or a refusal."""
-        self.lent.Recv([np.empty_like(REFUSAL), MPI.BYTE], source, tag)
+        """Answer a request with nothing, in order with what was lent or sent."""
+        if dest in self.peers:
+            self.peers[dest].refuse(what)
+        else:
+            self._send(REFUSAL, dest, tag, what)
 
     def _complete_sends(self) -> None:
+        for peer in self.peers.values():
+            if peer.open:
+                peer.settle()
         if not self._sends:
             return
         still_open = []

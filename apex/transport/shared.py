@@ -1,18 +1,15 @@
 """Payloads that stay where they are: memory that ranks of one host lend each other beside MPI.
 
-A rank puts large messages into an *outbox*, an anonymous file in memory (memfd) that others on its host
-map through ``/proc``, and sends only an empty synchronous MPI message. The receiver looks (a probe), takes
-the payload out of the outbox, and receives the empty message *after* that. So the send completes when
-the payload is no longer needed, exactly as if it had been in the message: what bounds messages in
-flight, and the exact end of a run, hold unchanged. Nothing has a name, so nothing can be left behind.
+A rank has a *desk* and an *outbox*, anonymous files in memory (memfd) that others on its host map through
+``/proc``. Large messages are built in the outbox; to send one is to write on the desk where it lies and to
+raise a count there. The receiver sees the count, takes the payload out of the outbox, and raises the count of
+what it has taken on its own desk. So a send is complete when the payload is no longer needed, exactly as
+if it had been a synchronous message: what bounds messages in flight, and the exact end of a run, hold unchanged.
+No system call and no MPI call is made for a message. Nothing has a name, so nothing can be left behind.
 
-Where the payload of the next message lies is written into a ledger at the front of the outbox, one ring of
-entries for each receiver, before the message is sent; MPI delivers messages between two ranks in order.
-
-Payload and ledger are plain memory: that a rank which has seen the message sees them too, and that what it
-reads is read before the sender hears that it may write again, is the processor's keeping of the order of
-stores and of loads. x86 keeps both. Others need fences that MPI promises only for its own windows, so there
-nothing is lent.
+Desk and payload are plain memory: that a rank which sees a count sees the entry and the payload too, and that
+what it reads is read before the sender may write there again, is the processor's keeping of the order of
+stores and of loads. x86 keeps both. Others need fences that Python does not have, so there nothing is lent.
 """
 
 from __future__ import annotations
@@ -22,64 +19,108 @@ import os
 import platform
 import resource
 import weakref
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 
-from apex.schema import ALIGNMENT
-
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _KEEP_ORDER = ("x86_64", "AMD64")
-_PROBE_NBYTES = 16
+_WORD, _LINE = 8, 8  # bytes of a word, words of a cache line
+_NONCE, _BOX_FD, _BOX_NBYTES = 0, 1, 2  # words in front; then a row for each rank:
+_SENT, _TAKEN, _ENTRIES = 0, 1, _LINE  # counts, then the ring of entries: offset and bytes of each message
+_REFUSAL = -1  # in place of the bytes: an answer with nothing
 
 
-class Outbox:
-    """Memory of this rank that ranks on its host can read.
+class Desk:
+    """Where this rank writes what it lends to and has taken from each other rank, in a world of so many, ``entries`` at a time."""
 
-    Attributes:
-        data: uint8[nbytes], where payloads are written; memory is taken when it is first touched.
-        address: int64[3], what a receiver needs to open it.
-    """
+    def __init__(self, world_size: int, entries: int, nonce: int = 0):
+        self.entries = entries
+        self._stride = _ENTRIES + -(-2 * entries // _LINE) * _LINE
+        nbytes = (_LINE + world_size * self._stride) * _WORD
+        fd = _memory_file(self, nbytes)
+        self.words = _map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE).cast("q")
+        self.words[_NONCE], self.words[_BOX_FD] = nonce, -1
+        self.address = (os.getpid(), fd, nbytes)
+        self._box, self._start = np.zeros(0, np.uint8), 0
 
-    def __init__(self, world_size: int, entries: int, nbytes: int):
-        ledger = world_size * entries * 2 * 8
-        self._first = -(-ledger // ALIGNMENT) * ALIGNMENT
-        fd = os.memfd_create("apex-outbox", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, fd)
-        os.ftruncate(fd, self._first + nbytes)
-        memory = np.frombuffer(mmap.mmap(fd, self._first + nbytes), np.uint8)
-        self._ledger = memory[:ledger].view(np.int64).reshape(world_size, entries, 2)
-        self._sent = [0] * world_size
-        self.data = memory[self._first :]
-        self.address = np.array([os.getpid(), fd, self._first + nbytes], np.int64)
+    def row(self, rank: int) -> int:
+        """Return the word where the row of a rank begins; the same on every desk of the world."""
+        return _LINE + rank * self._stride
 
-    def holds(self, message: np.ndarray) -> bool:
-        """Whether ``message`` (uint8, contiguous) lies in the outbox."""
-        offset = _address(message) - _address(self.data)
-        return 0 <= offset <= self.data.size - message.size
+    def make_outbox(self, nbytes: int) -> np.ndarray:
+        """Return uint8[nbytes] from which payloads can be lent; asked for once. Memory is taken when it is first touched."""
+        if len(self._box):
+            raise RuntimeError("a rank has one outbox")
+        fd = _memory_file(self, nbytes)
+        self._box = np.frombuffer(_map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+        self._start = _address(self._box)
+        self.words[_BOX_FD], self.words[_BOX_NBYTES] = fd, nbytes
+        return self._box
 
-    def enter(self, dest: int, message: np.ndarray) -> None:
-        """Note where the next message to rank ``dest`` lies; it must lie in ``data``."""
-        entry = self._ledger[dest, self._sent[dest] % self._ledger.shape[1]]
-        entry[:] = self._first + _address(message) - _address(self.data), message.size
-        self._sent[dest] += 1
+    def place(self, message: np.ndarray) -> int | None:
+        """Return where in the outbox ``message`` (uint8, contiguous) lies; None if it does not."""
+        offset = _address(message) - self._start
+        return offset if 0 <= offset <= len(self._box) - len(message) else None
 
 
-class Inbox:
-    """The outbox of another rank of this host, as rank ``me`` reads it."""
+class Peer:
+    """What this rank (``me``) and another of its host lend each other."""
 
-    def __init__(self, address: np.ndarray, world_size: int, entries: int, me: int):
-        pid, fd, nbytes = (int(x) for x in address)
-        with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
-            self._memory = np.frombuffer(mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ), np.uint8)
-        ledger = self._memory[: world_size * entries * 2 * 8].view(np.int64).reshape(world_size, entries, 2)
-        self._mine, self._received = ledger[me], 0
+    def __init__(self, desk: Desk, me: int, rank: int, address: tuple[int, int, int]):
+        pid, fd, nbytes = address
+        self.rank, self._pid, self._desk = rank, pid, desk
+        self._mine, self._my_row = desk.words, desk.row(rank)
+        self._theirs, self._their_row = _open(pid, fd, nbytes).cast("q"), desk.row(me)
+        self._box: np.ndarray | None = None
+        self._sent = self._taken = 0
+        self.open: deque[tuple[str, object]] = deque()  # (what, done) of what the other has not yet taken
 
-    def next(self) -> np.ndarray:
-        """Return the payload (uint8, read-only) of the oldest message that this has not returned yet."""
-        offset, nbytes = (int(x) for x in self._mine[self._received % len(self._mine)])
-        self._received += 1
-        return self._memory[offset : offset + nbytes]
+    def lend(self, place: int, nbytes: int, what: str, done=None) -> None:
+        """Lend ``nbytes`` at ``place`` of the outbox; ``done()`` is called by :meth:`settle` once they are taken."""
+        if len(self.open) >= self._desk.entries:
+            raise RuntimeError(f"rank {self.rank} has not taken {len(self.open)} messages, and there is room for no more")
+        entry = self._my_row + _ENTRIES + 2 * (self._sent % self._desk.entries)
+        self._mine[entry], self._mine[entry + 1] = place, nbytes
+        self.open.append((what, done))
+        self._sent += 1
+        self._mine[self._my_row + _SENT] = self._sent  # last: whoever sees it may look at the entry
+
+    def refuse(self, what: str) -> None:
+        """Answer with nothing, in order with what is lent."""
+        self.lend(0, _REFUSAL, what)
+
+    def settle(self) -> None:
+        """Notice what the other rank has taken."""
+        left = self._sent - self._theirs[self._their_row + _TAKEN]
+        while len(self.open) > left:
+            _, done = self.open.popleft()
+            if done is not None:
+                done()
+
+    def has_sent(self) -> bool:
+        """Whether a message of the other rank is here that has not been given back."""
+        return self._theirs[self._their_row + _SENT] != self._taken
+
+    def borrow(self) -> np.ndarray | None:
+        """Return the payload (uint8, read-only) of the oldest message that is here, None for a refusal."""
+        entry = self._their_row + _ENTRIES + 2 * (self._taken % self._desk.entries)
+        place, nbytes = self._theirs[entry], self._theirs[entry + 1]
+        if nbytes == _REFUSAL:
+            return None
+        if self._box is None:
+            self._box = np.frombuffer(_open(self._pid, self._theirs[_BOX_FD], self._theirs[_BOX_NBYTES]), np.uint8)
+        return self._box[place : place + nbytes]
+
+    def give_back(self) -> None:
+        """The oldest message is no longer needed: the other rank may write there again."""
+        self._taken += 1
+        self._mine[self._my_row + _TAKEN] = self._taken
+
+    def has_nonce(self, nonce: int) -> bool:
+        """Whether the desk that was opened is the one that this was written on."""
+        return self._theirs[_NONCE] == nonce
 
 
 def identity() -> str:
@@ -94,37 +135,56 @@ def identity() -> str:
         return ""
 
 
-def neighbours(rank: int, allgather) -> set[int]:
-    """Return the other ranks whose outboxes this rank can open, and they its own. Collective, by ``allgather(object)``.
+def neighbours(rank: int, world_size: int, entries: int, allgather) -> tuple[Desk | None, dict[int, Peer]]:
+    """Return this rank's desk and the other ranks of its host, by rank. Collective, by ``allgather(object)``.
 
-    It is tried, not guessed: each rank reads random bytes from the memory of every other of its host, and
-    where one of a host cannot, none there shares.
+    Whether they can open each other's memory is tried, not guessed: each reads a random number from the desk of every
+    other of its host, and where one of a host cannot, none there shares.
     """
-    mine, nonce = identity(), os.urandom(_PROBE_NBYTES)
-    probe = _make_probe(nonce) if mine else None
-    mine = mine if probe is not None else ""
-    told = allgather((mine, nonce, None if probe is None else probe.address))
-    here = [other for other, (theirs, _, _) in enumerate(told) if theirs and theirs == mine]
-    able = {other for other, good in enumerate(allgather(all(_reads(*told[other]) for other in here))) if good}
-    return set(here) - {rank} if able.issuperset(here) else set()
+    mine, nonce = identity(), int.from_bytes(os.urandom(7))
+    desk = _make_desk(world_size, entries, nonce) if mine else None
+    mine = mine if desk is not None else ""
+    told = allgather((mine, nonce, None if desk is None else desk.address))
+    here = {other: theirs for other, (name, *theirs) in enumerate(told) if name and name == mine}
+    peers = {other: peer for other, (number, address) in here.items() if (peer := _reached(desk, rank, other, number, address))}
+    able = {other for other, good in enumerate(allgather(len(peers) == len(here))) if good}
+    if desk is None or not able.issuperset(here):
+        return None, {}
+    return desk, {other: peer for other, peer in peers.items() if other != rank}
 
 
-def _make_probe(nonce: bytes) -> Outbox | None:
+def _make_desk(world_size: int, entries: int, nonce: int) -> Desk | None:
     try:
-        probe = Outbox(1, 1, len(nonce))
+        return Desk(world_size, entries, nonce)
     except OSError:  # not allowed here
         return None
-    probe.data[:] = np.frombuffer(nonce, np.uint8)
-    probe.enter(0, probe.data)
-    return probe
 
 
-def _reads(_identity: str, nonce: bytes, address: np.ndarray) -> bool:
-    """Whether the probe at ``address`` can be opened and is the one that was told of."""
+def _reached(desk: Desk, me: int, rank: int, nonce: int, address: tuple[int, int, int]) -> Peer | None:
+    """Return the peer at ``address`` if it can be opened and is the one that was told of."""
     try:
-        return Inbox(address, 1, 1, 0).next().tobytes() == nonce
+        peer = Peer(desk, me, rank, address)
     except (OSError, ValueError):
-        return False
+        return None
+    return peer if peer.has_nonce(nonce) else None
+
+
+def _memory_file(owner: object, nbytes: int) -> int:
+    """Return a file in memory that is closed when ``owner`` is no more."""
+    fd = os.memfd_create("apex", os.MFD_CLOEXEC)
+    weakref.finalize(owner, os.close, fd)
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+def _map(fd: int, nbytes: int, protection: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, nbytes, prot=protection))
+
+
+def _open(pid: int, fd: int, nbytes: int) -> memoryview:
+    """Return the memory (read-only) of another process's file."""
+    with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
+        return _map(file.fileno(), nbytes, mmap.PROT_READ)
 
 
 def _address(array: np.ndarray) -> int:

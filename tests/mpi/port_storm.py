@@ -15,14 +15,14 @@ from stormers import stormer
 
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from apex.transport import mpi_port
+from apex.transport import shared
 from apex.transport.drive import Wait
 from apex.transport.mpi import make_port
 
 LONGEST_ROUND_S = 30.0
 SHARE = sys.argv[3] != "send"
 if sys.argv[3] == "mixed":  # ranks of either parity are a host
-    mpi_port.neighbours = lambda rank, allgather: set(range(rank % 2, MPI.COMM_WORLD.size, 2)) - {rank}
+    shared.identity = lambda of_host=shared.identity: f"{of_host()} {MPI.COMM_WORLD.rank % 2}"
 STALL_S = 3.0
 PUBLISHES = 200
 STALL_LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 20, prefetch=2, intake_in_flight=3)

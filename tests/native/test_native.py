@@ -41,7 +41,9 @@ def test_every_function_of_the_contract_is_used_by_the_module():
 
 def test_the_module_keeps_to_the_limited_api():
     assert Path(_native.__file__).name == "_native.abi3.so"
-    assert "#define Py_LIMITED_API 0x030B0000" in (FOLDER / "module.c").read_text()
+    with_python = [path for path in FOLDER.glob("*.[ch]") if "<Python.h>" in path.read_text()]
+    assert [path.name for path in with_python] == ["arrays.h"], "one place says which part of Python is used"
+    assert "#define Py_LIMITED_API 0x030B0000" in with_python[0].read_text()
 
 
 def test_the_kinds_are_numbered_as_in_the_header():

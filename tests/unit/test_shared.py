@@ -10,50 +10,129 @@ import numpy as np
 import pytest
 
 from apex.transport import shared
-from apex.transport.shared import Inbox, Outbox, neighbours
+from apex.transport.shared import Desk, Peer, neighbours
 
 
-def test_what_is_entered_is_what_the_receiver_reads_in_order_and_in_place():
-    outbox = Outbox(world_size=3, entries=2, nbytes=1000)
-    inbox = Inbox(outbox.address, 3, 2, me=1)
-    other = Inbox(outbox.address, 3, 2, me=2)
+def two_desks(entries=2, size=3):
+    """Return two ranks' desks, and each rank's peer that is the other."""
+    desks = [Desk(size, entries) for _ in range(2)]
+    return desks, [Peer(desks[me], me, 1 - me, desks[1 - me].address) for me in range(2)]
+
+
+def test_what_is_lent_is_what_the_receiver_reads_in_order_and_in_place():
+    (desk, _), (sender, receiver) = two_desks()
+    outbox = desk.make_outbox(1000)
     for round_ in range(5):  # more rounds than entries
-        for dest, at in ((1, 0), (2, 500), (1, 100)):
-            outbox.data[at : at + 50] = round_ + at % 7
-            outbox.enter(dest, outbox.data[at : at + 50])
-        assert inbox.next().tolist() == [round_] * 50
-        assert inbox.next().tolist() == [round_ + 100 % 7] * 50
-        assert other.next().tolist() == [round_ + 500 % 7] * 50
-    outbox.enter(1, outbox.data[10:10])
-    assert inbox.next().size == 0
+        for at in (0, 100):
+            outbox[at : at + 50] = round_ + at % 7
+            sender.lend(desk.place(outbox[at : at + 50]), 50, "message")
+        for at in (0, 100):
+            assert receiver.has_sent()
+            assert receiver.borrow().tolist() == receiver.borrow().tolist() == [round_ + at % 7] * 50
+            receiver.give_back()
+        assert not receiver.has_sent()
+        sender.settle()
+    sender.lend(10, 0, "message")
+    assert receiver.borrow().size == 0
+
+
+def test_each_of_several_receivers_gets_its_own():
+    desks = [Desk(3, 2) for _ in range(3)]
+    outbox = desks[0].make_outbox(10)
+    outbox[:] = range(10)
+    for rank in (1, 2):
+        Peer(desks[0], 0, rank, desks[rank].address).lend(rank, rank, "message")
+    for rank in (1, 2):
+        received = Peer(desks[rank], rank, 0, desks[0].address)
+        assert received.borrow().tolist() == list(range(rank, 2 * rank))
+        received.give_back()
+        assert not received.has_sent()
+
+
+def test_a_message_is_done_when_the_receiver_gives_it_back_and_not_before():
+    (desk, _), (sender, receiver) = two_desks()
+    desk.make_outbox(10)
+    done = []
+    for number in range(2):
+        sender.lend(number, 1, f"message {number}", lambda number=number: done.append(number))
+    receiver.borrow()
+    sender.settle()
+    assert (done, [what for what, _ in sender.open]) == ([], ["message 0", "message 1"])
+    receiver.give_back()
+    sender.settle()
+    assert (done, [what for what, _ in sender.open]) == ([0], ["message 1"])
+
+
+def test_a_refusal_keeps_its_place_in_the_order():
+    (desk, _), (sender, receiver) = two_desks(entries=3)
+    desk.make_outbox(10)[:] = 7
+    sender.lend(0, 2, "message"), sender.refuse("refusal"), sender.lend(0, 1, "message")
+    seen = []
+    while receiver.has_sent():
+        message = receiver.borrow()
+        seen.append(None if message is None else message.tolist())
+        receiver.give_back()
+    assert seen == [[7, 7], None, [7]]
+
+
+def test_more_than_there_are_entries_for_is_refused_and_overwrites_nothing():
+    (desk, _), (sender, receiver) = two_desks(entries=1)
+    desk.make_outbox(10)[:] = range(10)
+    sender.lend(3, 1, "message")
+    with pytest.raises(RuntimeError, match="room for no more"):
+        sender.lend(4, 1, "message")
+    assert receiver.borrow().tolist() == [3]
 
 
 def test_a_message_lies_in_the_outbox_or_it_does_not():
-    outbox = Outbox(1, 1, 100)
-    assert outbox.holds(outbox.data) and outbox.holds(outbox.data[99:]) and outbox.holds(outbox.data[50:50])
-    assert not outbox.holds(np.zeros(10, np.uint8)) and not outbox.holds(np.zeros(200, np.uint8))
+    desk = Desk(1, 1)
+    assert desk.place(np.zeros(1, np.uint8)) is None
+    outbox = desk.make_outbox(100)
+    assert [desk.place(part) for part in (outbox, outbox[99:], outbox[50:51])] == [0, 99, 50]
+    assert desk.place(np.zeros(10, np.uint8)) is None and desk.place(np.zeros(200, np.uint8)) is None
+    with pytest.raises(RuntimeError, match="one outbox"):
+        desk.make_outbox(1)
 
 
 def test_the_receiver_cannot_write():
-    inbox = Inbox((outbox := Outbox(1, 1, 100)).address, 1, 1, 0)
-    outbox.enter(0, outbox.data)
+    (desk, _), (sender, receiver) = two_desks()
+    sender.lend(0, len(desk.make_outbox(100)), "message")
     with pytest.raises(ValueError, match="read-only"):
-        inbox.next()[0] = 1
+        receiver.borrow()[0] = 1
+    with pytest.raises(TypeError, match="read-only"):
+        receiver._theirs[0] = 1
 
 
-def _read(address, queue):
-    queue.put(int(Inbox(address, 1, 1, 0).next().sum()))
+def _read(address, theirs, mine):
+    """Take all that rank 0 has lent, in another process; tell each sum, then None."""
+    desk = Desk(2, 4)
+    mine.put(desk.address)
+    peer = Peer(desk, 1, 0, address)
+    for nbytes in iter(theirs.get, None):
+        while not peer.has_sent():
+            pass
+        message = peer.borrow()
+        mine.put((len(message) == nbytes, int(message.sum())))
+        peer.give_back()
+    theirs.get()  # the sender is done with this desk
 
 
-def test_another_process_reads_it():
-    outbox = Outbox(1, 1, 1 << 20)
-    outbox.data[:] = 3
-    outbox.enter(0, outbox.data)
+def test_another_process_reads_it_and_says_so():
+    desk = Desk(2, 4)
+    outbox = desk.make_outbox(1 << 20)
+    outbox[:] = 3
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    reader = context.Process(target=_read, args=(outbox.address, queue))
+    here, there = context.Queue(), context.Queue()
+    reader = context.Process(target=_read, args=(desk.address, there, here))
     reader.start()
-    assert queue.get(timeout=60) == 3 << 20
+    peer = Peer(desk, 0, 1, here.get(timeout=60))
+    for nbytes in (1 << 20, 1, 0, 1000, 5):
+        peer.lend(0, nbytes, "message")
+        there.put(nbytes)
+        assert here.get(timeout=60) == (True, 3 * nbytes)
+        while peer.open:
+            peer.settle()
+    there.put(None), there.put(None)
     reader.join()
 
 
@@ -61,9 +140,10 @@ def test_nothing_is_left_open_of_memory_that_is_no_longer_used():
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        outbox = Outbox(2, 2, 1 << 20)
-        Inbox(outbox.address, 2, 2, 1)
-    del outbox
+        (desk, _), (sender, receiver) = two_desks()
+        sender.lend(0, len(desk.make_outbox(1 << 20)), "message")
+        receiver.borrow()
+    del desk, sender, receiver, _
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -88,17 +168,17 @@ def everyones_neighbours(monkeypatch, identities, blind=()):
 
     def play(number):
         rank.number = number
-        return neighbours(number, allgather)
+        return set(neighbours(number, size, 2, allgather)[1])
 
-    open_inbox = shared.Inbox
+    open_file = shared._open
 
-    def inbox(*args):
+    def look(*address):
         if rank.number in blind:
             raise PermissionError
-        return open_inbox(*args)
+        return open_file(*address)
 
     monkeypatch.setattr(shared, "identity", lambda: identities[rank.number])
-    monkeypatch.setattr(shared, "Inbox", inbox)
+    monkeypatch.setattr(shared, "_open", look)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(play, range(size)))
 
@@ -115,21 +195,20 @@ def test_where_one_rank_cannot_open_the_memory_of_another_nobody_on_its_host_sha
     assert everyones_neighbours(monkeypatch, ["a", "b", "a", "b", "a"], blind=[2]) == [set(), {3}, set(), {1}, set()]
 
 
-def test_a_probe_that_is_not_the_one_told_of_is_no_neighbour():
-    outbox = Outbox(1, 1, 16)
-    outbox.enter(0, outbox.data)
-    assert shared._reads("", bytes(16), outbox.address)
-    assert not shared._reads("", b"x" * 16, outbox.address)
-    assert not shared._reads("", bytes(16), np.array([os.getpid(), 999, 64], np.int64))
+def test_a_desk_that_is_not_the_one_told_of_is_no_neighbour():
+    mine, told = Desk(2, 1), Desk(2, 1, nonce=17)
+    assert shared._reached(mine, 0, 1, 17, told.address)
+    assert shared._reached(mine, 0, 1, 18, told.address) is None
+    assert shared._reached(mine, 0, 1, 17, (os.getpid(), 999, 64)) is None
 
 
 def test_where_memory_cannot_be_made_or_is_limited_nothing_is_lent(monkeypatch):
     def refuse(*args):
         raise PermissionError
 
-    assert neighbours(0, lambda mine: [mine, mine]) == {1}
+    assert set(neighbours(0, 2, 1, lambda mine: [mine, mine])[1]) == {1}
     monkeypatch.setattr(shared.os, "memfd_create", refuse)
-    assert neighbours(0, lambda mine: [mine, mine]) == set()
+    assert neighbours(0, 2, 1, lambda mine: [mine, mine]) == (None, {})
     monkeypatch.undo()
     monkeypatch.setattr(shared.resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
     assert shared.identity() == ""
