@@ -1,8 +1,7 @@
 """Roles that send every kind of message, both ways, at random, and keep account (see ``port_conformance``).
 
-Every payload is random. Both ends write its length and checksum into a ledger, and every buffer is
-overwritten as soon as the contract allows, so that a message lost, sent twice, changed on its way, or
-read from a buffer after it was given back, leaves the two ledgers unequal.
+Every payload is random. Both ends write its length and checksum into a ledger, and every buffer is overwritten as soon as the
+contract allows, so that a message lost, sent twice, changed on its way, or given back too early leaves the ledgers unequal.
 """
 
 import gc
@@ -209,7 +208,7 @@ class StormActor(StormEvaluator):
     def work(self) -> bool:
         """Take back what has been received, send what there are credits for, ask for the end when enough is sent."""
         self._take_back()
-        enough = self.count >= self.scenario.intake and len(self.ledger.weights) >= self.scenario.weights
+        enough = min(self.count - self.scenario.intake, len(self.ledger.weights) - self.scenario.weights) >= 0
         if enough and self.rng.random() < 0.1:
             self.port.request_stop()
         worked = super().work()
