@@ -186,8 +186,7 @@ class StormEvaluator(Stormer):
     def _take_weights(self) -> bool:
         self.version, self.steps = weight_header(self.into)
         self.ledger.weights.append((self.version, self.steps, self.asked, seal(self.into)))
-        self.into[:] = _GIVEN_BACK
-        self.asked = None
+        self.into[:], self.asked = _GIVEN_BACK, None
         return True
 
 
@@ -208,8 +207,8 @@ class StormActor(StormEvaluator):
     def work(self) -> bool:
         """Take back what has been received, send what there are credits for, ask for the end when enough is sent."""
         self._take_back()
-        enough = min(self.count - self.scenario.intake, len(self.ledger.weights) - self.scenario.weights) >= 0
-        if enough and self.rng.random() < 0.1:
+        owed = max(self.scenario.intake - self.count, self.scenario.weights - len(self.ledger.weights))
+        if owed <= 0 and self.rng.random() < 0.1:
             self.port.request_stop()
         worked = super().work()
         return self._send_intake() or worked
