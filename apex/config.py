@@ -85,6 +85,7 @@ class ActorConfig:
     epsilon_base: float = option(0.4, "epsilon_i = base^(1 + alpha i/(N-1)) over all N environments", low=0.0, high=1.0)
     epsilon_alpha: float = option(7.0, "exponent alpha of the epsilon ladder", low=0.0)
     refresh_period: int = option(100, "agent steps of each environment between two requests for weights", "agent steps", low=1)
+    nice: int = option(2, "niceness of actors and evaluator where ranks share cores, so that the learner goes first", low=0, high=19)
     threads: int = option(1, "torch threads of an actor or evaluator", "threads", low=1, high=1_024)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from apex import envs, run_folder
 from apex.config import Config, ConfigError, to_toml
 from apex.run_folder import RunFolder, make_result
-from apex.topology import LEARNER, REPLAY, Topology
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from launch import preflight, world
 from launch.world import threads
 
@@ -108,7 +108,7 @@ def _refuse(rank: int, refusal: str) -> int:
 
 def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals) -> None:
     from apex.schema import limits
-    from apex.transport.drive import crowded, drive
+    from apex.transport.drive import drive, wait_of
     from launch import view
     from launch.roles import build, limit_torch_threads, print_line
 
@@ -116,14 +116,19 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     if role_name != REPLAY:
         limit_torch_threads(threads(config, role_name))
     port = world.load(config.run.transport)[1].make_port(comm, topology, limits(config, spec))
+    wait = wait_of(port)
+    if wait.crowded and role_name in (ACTOR, EVALUATOR):
+        os.nice(config.actor.nice)
     speaks = role_name == LEARNER and RUN_FOLDER_VARIABLE not in os.environ  # there is no launcher to show the run
     if speaks:
         view.announce(config, topology, folder.path)
+    if role_name == LEARNER:
+        print(f"apex: {wait}", flush=True)
     show = print_line if speaks else None
     role = build(config, spec, topology, comm.rank, port, folder, preset, show)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
-    drive(role, topology.name(comm.rank), config.run.watchdog_s, drain_s, signals, crowded(port.ranks_here))
+    drive(role, topology.name(comm.rank), config.run.watchdog_s, drain_s, signals, wait)
     role.close()
     if speaks:
         view.conclude(folder)

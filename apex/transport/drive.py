@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from apex.ports import Port
 from apex.role import Role
 
 _YIELDS = 10  # polls that only yield the core before the first sleep
@@ -23,28 +24,34 @@ class Wait:
     leaves the cores to the ranks that have work. A yield is the quickest way to wait on a core of
     one's own, but on one that another process computes on it gives away a whole slice: 4 ms, where
     a sleep of 50 us takes 115 us with or without company (both measured). So a rank that may have to
-    share its core (``crowded``), or finds that it does, sleeps from the first poll on. A transport whose
-    messages wake a sleeper has a ``wait(seconds)``, which takes the place of both.
+    share its core (``crowded``: there are more ranks than cores), or finds that it does, sleeps from the first
+    poll on. A transport whose messages wake a sleeper has a ``wait(seconds)``, which takes the place of both.
     """
 
-    def __init__(self, crowded: bool = False):
-        self._crowded, self._yield_from = crowded, 0.0
+    def __init__(self, ranks: int = 1, cores: int = 1, woken_by=None):
+        """For one of so many ranks on a host with so many cores; ``woken_by`` is the port's own ``wait``, if it has one."""
+        self.ranks, self.cores, self._woken_by = ranks, cores, woken_by
+        self.crowded, self._yield_from = ranks > cores, 0.0
         self.reset()
+
+    def __str__(self) -> str:
+        how = "is woken by messages" if self._woken_by else "sleeps at once" if self.crowded else "yields its core, then sleeps"
+        return f"{self.ranks} ranks on {self.cores} cores here: a rank without work {how}"
 
     def reset(self) -> None:
         """There was work: the next wait starts short again."""
         self._idle_polls, self._sleep_s = 0, _FIRST_SLEEP_S
 
-    def idle(self, wait=None) -> float:
-        """Wait once, by the port's own ``wait`` if it has one; return the seconds it took."""
+    def idle(self) -> float:
+        """Wait once; return the seconds it took."""
         start = time.perf_counter()
-        if wait is not None:
+        if self._woken_by is not None:
             self._idle_polls += 1
-            wait(_WOKEN_WITHIN_S)
+            self._woken_by(_WOKEN_WITHIN_S)
             # Woken at once, and not for the first time: by a message that the role does not take yet.
             if self._idle_polls == 1 or time.perf_counter() - start >= _FIRST_SLEEP_S:
                 return time.perf_counter() - start
-        elif self._idle_polls < _YIELDS and not self._crowded and start >= self._yield_from:
+        elif self._idle_polls < _YIELDS and not self.crowded and start >= self._yield_from:
             self._idle_polls += 1
             os.sched_yield()
             end = time.perf_counter()
@@ -56,10 +63,10 @@ class Wait:
         return time.perf_counter() - start
 
 
-def crowded(ranks_here: int) -> bool:
-    """Whether this many ranks on one host have to share its cores (those this process may use)."""
+def wait_of(port: Port) -> Wait:
+    """Return how a rank with this port waits: by the ranks on its host and the cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return ranks_here > cores
+    return Wait(port.ranks_here, cores, getattr(port, "wait", None))
 
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -108,15 +115,12 @@ class DrainTimeout(RuntimeError):
     """The run has ended but messages of some rank never arrived."""
 
 
-def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: StopSignals, crowded: bool) -> None:
+def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: StopSignals, wait: Wait) -> None:
     """Step ``role`` until it has finished; ask for the end of the run when a signal has arrived.
 
-    ``crowded``: its host has more ranks than cores (see :class:`Wait`). Raises :class:`DrainTimeout`
-    where the end takes longer than ``drain_s``.
+    Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``.
     """
-    wait, watchdog = Wait(crowded), Watchdog(name, watchdog_s)
-    port_wait = getattr(role.port, "wait", None)
-    deadline = None
+    watchdog, deadline = Watchdog(name, watchdog_s), None
     while not role.finished:
         if signals.caught and deadline is None:
             role.port.request_stop()
@@ -126,7 +130,7 @@ def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: Sto
         if role.step():
             wait.reset(), watchdog.reset()
         else:
-            role.counters.add("wait_s", wait.idle(port_wait))
+            role.counters.add("wait_s", wait.idle())
             watchdog.check(role)
 
 

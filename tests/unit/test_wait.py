@@ -1,5 +1,7 @@
 """How a role waits: quickly on a core of its own, without giving a shared one away."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from apex.transport import drive
@@ -26,7 +28,7 @@ def test_on_a_core_of_its_own_it_yields_ten_times_and_then_sleeps_longer_and_lon
 
 
 def test_with_more_ranks_than_cores_it_never_yields(made):
-    wait = drive.Wait(crowded=True)
+    wait = drive.Wait(ranks=3, cores=2)
     for _ in range(3):
         wait.idle()
     wait.reset()
@@ -56,17 +58,26 @@ def test_a_yield_that_somebody_else_took_is_the_last_for_a_second(monkeypatch):
 
 
 def test_a_port_that_messages_wake_waits_in_its_own_way_and_does_not_spin_on_one_that_nobody_takes(made):
-    wait = drive.Wait()
-    woken_at_once = made.append
+    wait = drive.Wait(woken_by=made.append)
     for _ in range(3):
-        wait.idle(woken_at_once)
+        wait.idle()
     assert made == [5e-3, 5e-3, 50e-6, 5e-3, 100e-6]
     wait.reset()
-    wait.idle(woken_at_once)
+    wait.idle()
     assert made[5:] == [5e-3]
 
 
-@pytest.mark.parametrize("ranks, expected", [(1, False), (4, False), (5, True)])
-def test_a_host_is_crowded_when_it_has_more_ranks_than_cores_that_they_may_use(monkeypatch, ranks, expected):
+@pytest.mark.parametrize(
+    "ranks, woken, told",
+    [
+        (4, False, "4 ranks on 4 cores here: a rank without work yields its core, then sleeps"),
+        (5, False, "5 ranks on 4 cores here: a rank without work sleeps at once"),
+        (5, True, "5 ranks on 4 cores here: a rank without work is woken by messages"),
+    ],
+)
+def test_it_is_chosen_from_the_ranks_of_the_host_and_the_cores_that_they_may_use_and_told(monkeypatch, ranks, woken, told):
     monkeypatch.setattr(drive.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    assert drive.crowded(ranks) == expected
+    port = SimpleNamespace(ranks_here=ranks, **({"wait": print} if woken else {}))
+    wait = drive.wait_of(port)
+    assert wait.crowded == (ranks > 4)
+    assert str(wait) == told
