@@ -85,12 +85,12 @@ def command(transport: str, ranks: int, module: str, arguments: list[str]) -> li
 def _synthetic(case: Case, seconds: float, folder: Path, limit_s: float) -> dict:
     ranks = topologies.make(synthetic.config(case.actors)).size
     arguments = ["--transport", case.transport, "--workload", case.workload, "--seconds", str(seconds), "--folder", str(folder)]
-    with _Job(command(case.transport, ranks, "launch.synthetic_rank", arguments), folder) as running:
+    with Job(command(case.transport, ranks, "launch.synthetic_rank", arguments), folder) as running:
         running.wait(min(2 * seconds + _STARTING_S, limit_s))
-    return summarise(_read_ranks(folder, ranks, running), sampling=case.workload != "intake")
+    return summarise(read_ranks(folder, ranks, running), sampling=case.workload != "intake")
 
 
-def _read_ranks(folder: Path, ranks: int, running: _Job) -> list[dict]:
+def read_ranks(folder: Path, ranks: int, running: Job) -> list[dict]:
     paths = [folder / f"rank-{rank}.json" for rank in range(ranks)]
     if not all(path.is_file() for path in paths):
         raise Failed(f"{sum(not path.is_file() for path in paths)} ranks left no result: {running.complaint()}")
@@ -136,7 +136,7 @@ def _preset(case: Case, seconds: float, preset: str, folder: Path, limit_s: floa
     overrides = preset_overrides(preset, case, folder)
     config = load(preset, overrides)
     arguments = ["train", preset, *(part for text in overrides for part in ("--set", text))]
-    with _Job([*job.python("launch.main"), *arguments], folder) as running:
+    with Job([*job.python("launch.main"), *arguments], folder) as running:
         use, start = _Use(running), time.monotonic()
         deadline = start + min(_PRESET_STARTING_S + seconds, limit_s)
         _watch(running, use, lambda: any(row["learner_steps"] for row in _rows(folder)), deadline)
@@ -152,7 +152,7 @@ def _rows(folder: Path) -> list[dict]:
     return [] if run is None else RunFolder(run).rows()
 
 
-def _watch(running: _Job, use: _Use, holds: Callable[[], bool], deadline: float) -> None:
+def _watch(running: Job, use: _Use, holds: Callable[[], bool], deadline: float) -> None:
     """Wait until ``holds()``; raises :class:`Failed` where the run ends, or the deadline comes, before."""
     while not holds():
         use.look()
@@ -200,7 +200,7 @@ def _bytes_per_transition(config: Config) -> float:
 class _Use:
     """CPU seconds of a job since a mark, and the largest sum of resident memory seen."""
 
-    def __init__(self, running: _Job):
+    def __init__(self, running: Job):
         self._job = running
         self.peak_mb = self._cpu_s = 0.0
         self._marked: tuple[float, int] | None = None
@@ -229,7 +229,7 @@ class _Use:
 # --- processes --------------------------------------------------------------------------------------
 
 
-class _Job:
+class Job:
     """A command and every process it starts, in whichever session; leaving the context ends them all."""
 
     def __init__(self, arguments: list[str], folder: Path):
@@ -237,7 +237,7 @@ class _Job:
         self._arguments = arguments
         self._own = {_MARK: self._mark, "TMPDIR": str(folder)}  # what launchers leave goes with the folder
 
-    def __enter__(self) -> _Job:
+    def __enter__(self) -> Job:
         with open(self._output, "wb") as output:
             self.process = subprocess.Popen(
                 self._arguments, env=_environment() | self._own, stdin=subprocess.DEVNULL, stdout=output,

@@ -118,6 +118,15 @@ def _add_bench(commands) -> None:
     system.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="as for train")
     system.add_argument("--json", type=Path, metavar="FILE", help="write the machine and the rates as JSON")
     system.set_defaults(run_command=_bench_system)
+    about = "Tell whether one replay rank holds these rates at once, with synthetic actors and learner; by default those of the paper."
+    rates = parts.add_parser("rates", help="given rates in and out at once", description=about)
+    rates.add_argument("--transitions-per-s", type=_seconds, metavar="N", help="of all actors together (default: 12500)")
+    rates.add_argument("--batches-per-s", type=_seconds, metavar="N", help="of 512 samples (default: 19)")
+    rates.add_argument("--seconds", type=_seconds, metavar="S", help="length of what is measured (default: 60)")
+    rates.add_argument("--actors", type=_positive, metavar="N", help="actors (default: 2)")
+    rates.add_argument("--transport", metavar="NAME", help="mpi or zmq (default: mpi)")
+    rates.add_argument("--json", type=Path, metavar="FILE", help="write the machine and the rates as JSON")
+    rates.set_defaults(run_command=_bench_rates)
 
 
 def _add_compare(commands) -> None:
@@ -201,6 +210,13 @@ def _bench_system(options, arguments: list[str]) -> int:
     from launch import bench_system
 
     return bench_system.run(options.preset, options.actors, options.seconds, options.overrides, options.json)
+
+
+def _bench_rates(options, arguments: list[str]) -> int:
+    from launch import bench_rates
+
+    asked = {name: value for name in bench_rates.FIELDS if (value := getattr(options, name)) is not None}
+    return bench_rates.run(bench_rates.Options(**asked), options.json)
 
 
 def _compare(options, arguments: list[str]) -> int:

@@ -1,0 +1,120 @@
+"""``apex bench rates``: whether one replay rank holds given rates in and out at once, by default those of Horgan et al. 2018.
+
+Synthetic actors and a synthetic learner keep to a pace; the replay rank is the real one. Memory is looked at all the
+while: each process's own share of it (PSS), so that what ranks lend each other counts once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from apex import topology as topologies
+from apex.config import ConfigError
+from launch import synthetic
+from launch.bench_index import check_writable
+from launch.bench_report import machine, refusing
+from launch.compare_run import Failed, Job, command, read_ranks, summarise
+
+PAPER_TRANSITIONS_PER_S, PAPER_BATCHES_PER_S = 12_500.0, 19.0
+"""Horgan et al. 2018, section 4.1: 360 actors send 12.5 K transitions/s; the learner trains on 19 batches of 512 a second."""
+_RATES, _MEMORY = ("transitions_per_s", "batches_per_s"), ("memory_mb_start", "memory_mb_end", "memory_mb_per_min")
+_HELD = 0.99  # of the rate asked for
+_LOOK_S, _STARTS_S = 0.5, 60.0
+_LAST = 3  # looks at memory that may be of processes that are ending
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for: rates in transitions/s and batches of 512 a second, for so many seconds."""
+
+    transitions_per_s: float = PAPER_TRANSITIONS_PER_S
+    batches_per_s: float = PAPER_BATCHES_PER_S
+    seconds: float = 60.0
+    actors: int = 2
+    transport: str = "mpi"
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Options))
+
+
+def run(options: Options, json_path: Path | None) -> int:
+    """Run, print, write; return 0 if both rates were held, else 1. Raises :class:`ConfigError` where it cannot be run."""
+    check_writable("--json", json_path)
+    if options.transport not in ("mpi", "zmq"):
+        raise ConfigError(f"--transport {options.transport}: apex bench rates measures mpi or zmq")
+    if not all(0 < getattr(options, name) < np.inf for name in (*_RATES, "seconds")):
+        raise ConfigError("apex bench rates: rates and seconds must be above 0")
+    try:
+        row = measure(options)
+    except Failed as failed:
+        raise ConfigError(f"apex bench rates: {failed}") from None
+    about = machine([], None)
+    _show(about, options, row)
+    if json_path is not None:
+        with refusing(json_path):
+            json_path.write_text(json.dumps({"machine": about, "rows": [row]}, indent=1) + "\n")
+    return 0 if row["held"] else 1
+
+
+def measure(options: Options) -> dict:
+    """Return the rates that were reached, latencies, CPU, losses, and memory over time."""
+    ranks = topologies.make(synthetic.config(options.actors)).size
+    with tempfile.TemporaryDirectory(prefix="apex-rates-") as folder:
+        arguments = [
+            "--transport", options.transport, "--workload", "mixed", "--seconds", str(options.seconds), "--folder", folder,
+            "--rate", str(options.transitions_per_s / options.actors), "--batches-per-s", str(options.batches_per_s),
+        ]  # fmt: skip
+        with Job(command(options.transport, ranks, "launch.synthetic_rank", arguments), Path(folder)) as job:
+            memory = _watch(job, options.seconds + _STARTS_S)
+        found = summarise(read_ranks(Path(folder), ranks, job), sampling=True)
+    asked = {name: getattr(options, name) for name in _RATES}
+    return {
+        "transport": options.transport, "actors": options.actors, "seconds": options.seconds,
+        "held": all(found[name] >= _HELD * rate for name, rate in asked.items()),
+    } | {f"asked_{name}": rate for name, rate in asked.items()} | found | _over_time(memory, options.seconds)  # fmt: skip
+
+
+def _watch(job: Job, limit_s: float) -> list[tuple[float, float]]:
+    """Return (seconds, MB) of the job's memory until its end."""
+    seen, start = [], time.monotonic()
+    while job.running():
+        if time.monotonic() - start > limit_s:
+            raise Failed(f"not done within {limit_s:.0f} s: {job.complaint()}")
+        seen.append((time.monotonic() - start, sum(_pss_mb(pid) for pid in job.processes())))
+        time.sleep(_LOOK_S)
+    job.wait(1.0)
+    return seen
+
+
+def _pss_mb(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has just ended
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
+
+
+def _over_time(memory: list[tuple[float, float]], seconds: float) -> dict:
+    """Return the memory at the start and the end of what was measured, and its slope in MB a minute."""
+    seen = np.array(memory[:-_LAST])
+    seen = seen[seen[:, 0] >= seen[-1, 0] - seconds + synthetic.WARM_UP_S] if len(seen) else seen
+    if len(seen) < 2:
+        return dict.fromkeys(_MEMORY)
+    return dict(zip(_MEMORY, (seen[0, 1], seen[-1, 1], 60.0 * float(np.polyfit(*seen.T, 1)[0]))))
+
+
+def _show(machine: dict, options: Options, row: dict) -> None:
+    """Print what was asked for and what was reached."""
+    print(f"{machine['cores']} cores of {machine['cpu']}, load {machine['load'][0]}; {options.actors} actors over {options.transport}")
+    for name in _RATES:
+        print(f"  {name:<20} {row[name]:.1f} of {getattr(options, name):g} asked for")
+    for name in ("mb_per_s", "sample_ms_p50", "sample_ms_p99", "cpu_s_per_million", "lost", *_MEMORY):
+        print(f"  {name:<20} " + ("-" if row[name] is None else f"{row[name]:.1f}"))
+    print(f"  {'held' if row['held'] else 'not held'} for {options.seconds:g} s")
