@@ -146,13 +146,15 @@ class Disturbance:
         assert storm.problems(EVENT_S) == {}
 
     def test_all_ranks_end_within_five_seconds_with_everything_on_its_way(self, storm):
-        learner, others = ROLES["learner"], range(1, RANKS)
-        with storm.stopped(ROLES["replay"]):
-            for rank in range(RANKS):  # credits are used, samples asked for, weights asked for
+        learner, replay = ROLES["learner"], ROLES["replay"]
+        acting = [rank for rank in range(RANKS) if rank not in (learner, replay)]
+        with storm.stopped(replay):
+            for rank in (learner, *acting):  # credits are used, samples asked for, weights asked for
                 storm.until(lambda rank=rank: storm.status(rank, "full"), f"all that {TOPOLOGY.name(rank)} may have open")
             with storm.stopped(learner):
-                awake = [rank for rank in others if rank != ROLES["replay"]]
-                storm.until_all("steps", 200, awake)  # a report of each is on its way
+                storm.until_all("steps", 200, acting)  # a report of each is on its way
                 storm.ask_to_end()
-                storm.until(lambda: all(storm.status(rank, "ending") for rank in awake), "requests to stop")
+                storm.until(lambda: all(storm.status(rank, "ending") for rank in acting), "requests to stop")
+            # Priorities and a publish, and the word to stop, before replay has taken what came earlier.
+            storm.until(lambda: all(storm.status(rank, "stopping") for rank in (learner, *acting)), "the word to stop")
         assert storm.problems(ENDS_S) == {}

@@ -61,6 +61,7 @@ class _EndlessStorm:
             "published": len(ledger.published),
             "publish buffers": len(getattr(self.port, "_publishes", ())),
             "full": self._is_full(),
+            "stopping": self.port.stopping,
         }
 
     def _is_full(self) -> bool:
@@ -70,4 +71,4 @@ class _EndlessStorm:
             return len(role.requested) == SCENARIO.limits.prefetch
         if role.role == REPLAY:
             return True
-        return role.asked is not None and (role.role != ACTOR or len(role.in_flight) == role.credits)
+        return role.asked is not None and (role.role != ACTOR or len(role.in_flight) >= role.credits)
