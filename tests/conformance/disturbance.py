@@ -34,9 +34,9 @@ STOP_S, SETTLES_S, LOOKS_EVERY_S = 10.0, 1.0, 0.5
 ENDS_S = 5.0
 EVENT_S = 60.0  # for what takes well under a second where nobody else computes
 PUBLISHES = 200  # while a receiver sleeps
-SPARE_PUBLISHES = 4  # buffers, beside one for each acting rank: the newest, the next, and the evaluator's last two
-_LEDGER_NBYTES = 4 << 20  # for what is sent in ten seconds
 _ACTING = TOPOLOGY.num_actors + 1
+PUBLISH_BUFFERS = _ACTING + 4  # one for each, the newest, the next, and the evaluator's last two
+_LEDGER_NBYTES = 4 << 20  # for what is sent in ten seconds
 LARGEST_RISE = SCENARIO.limits.prefetch * SCENARIO.limits.sample_nbytes + _ACTING * SCENARIO.weight_nbytes + _LEDGER_NBYTES
 """Bytes that may come to be on their way to or from one rank that were not before. Without credits there would be no limit."""
 
@@ -131,6 +131,7 @@ class Disturbance:
                 rise = storm.largest_rise(STOP_S - SETTLES_S)
                 more = [storm.status(other, "reports") - before for other, before in zip(others, reports)]
                 assert max(rise.values()) < LARGEST_RISE, (role, rise)
+                assert storm.status(ROLES["learner"], "publish buffers") <= PUBLISH_BUFFERS
                 assert role != "learner" or max(more) <= 1, "a report was sent before the last one was taken"
             storm.until_traffic()
         storm.ask_to_end()
@@ -140,7 +141,7 @@ class Disturbance:
     def test_a_sleeping_actor_and_evaluator_cost_a_learner_that_publishes_one_buffer_each(self, storm):
         with storm.stopped(ROLES["actor"]), storm.stopped(ROLES["evaluator"]):
             storm.until_all("published", PUBLISHES, [ROLES["learner"]])
-            assert storm.status(ROLES["learner"], "publish buffers") <= _ACTING + SPARE_PUBLISHES
+            assert storm.status(ROLES["learner"], "publish buffers") <= PUBLISH_BUFFERS
         storm.until_traffic()
         storm.ask_to_end()
         assert storm.problems(EVENT_S) == {}
