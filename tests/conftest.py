@@ -18,7 +18,7 @@ from launch.mpirun import ENVIRONMENT, find_mpirun
 ROOT = Path(__file__).resolve().parent.parent
 CONFORMANCE = ROOT / "tests" / "conformance"
 sys.path.insert(0, str(CONFORMANCE))  # suites that tests of other folders subclass
-pytest.register_assert_rewrite("port_conformance")
+pytest.register_assert_rewrite("port_conformance", "disturbance")
 _LAUNCHERS = ("OMPI", "PMIX", "PMI_", "PRTE", "SLURM", "MPI4PY", "APEX_")  # an outer job's variables would mislead an inner one
 _MARK = "JOB_OF_TEST"  # in the environment of every process of a job, whichever session it is in
 _LINGER_S = 5.0  # mpirun, and the kernel, take a moment to end what is killed

@@ -14,7 +14,8 @@ A new transport is tested by one fixture and an empty subclass:
 
 from collections import Counter, defaultdict
 
-from stormers import ANY_REPLAY, INTAKE, PRIORITY, REFUSAL, REPORT, REQUEST, SAMPLE, Ledger, Scenario
+from ledger import Ledger
+from stormers import ANY_REPLAY, INTAKE, PRIORITY, REFUSAL, REPORT, REQUEST, SAMPLE, Scenario
 
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
@@ -57,14 +58,16 @@ class PortConformance:
 
 
 def judge(topology: Topology, ledgers: dict[str, list[list[Ledger]]]) -> dict[str, dict]:
-    """Return scenario -> ``{"problems": {kind: [text]}, "counts": {kind: n}}`` from the ledgers of each round's ranks."""
-    outcomes = {}
-    for name, rounds in ledgers.items():
-        problems, counts = defaultdict(list), Counter(rounds=len(rounds))
-        for ranks in rounds:
-            _judge_round(topology, SCENARIOS[name], ranks, problems, counts)
-        outcomes[name] = {"problems": problems, "counts": counts}
-    return outcomes
+    """Return scenario -> what :func:`judge_rounds` says of it, from the ledgers of each round's ranks."""
+    return {name: judge_rounds(topology, SCENARIOS[name], rounds) for name, rounds in ledgers.items()}
+
+
+def judge_rounds(topology: Topology, scenario: Scenario, rounds: list[list[Ledger]]) -> dict:
+    """Return ``{"problems": {kind: [text]}, "counts": {kind: n}}`` from the ledgers of each round's ranks."""
+    problems, counts = defaultdict(list), Counter(rounds=len(rounds))
+    for ranks in rounds:
+        _judge_round(topology, scenario, ranks, problems, counts)
+    return {"problems": problems, "counts": counts}
 
 
 def _judge_round(topology: Topology, scenario: Scenario, ranks: list[Ledger], problems: dict, counts: Counter) -> None:

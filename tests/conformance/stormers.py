@@ -7,16 +7,17 @@ contract allows, so that a message lost, sent twice, changed on its way, or give
 import gc
 import random
 import time
-import zlib
-from collections import defaultdict, deque
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
+from ledger import Ledger, seal
 
 from apex.metrics import REPORT_FIELDS
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.transport.drive import Wait
 
 INTAKE, SAMPLE, PRIORITY, REPORT = "intake batch", "sample batch", "priority message", "report"
 REQUEST, REFUSAL = "sample request", "refusal"
@@ -39,33 +40,22 @@ class Scenario(NamedTuple):
     delay_s: float = 0.002  # longest random pause
 
 
-class Ledger:
-    """What one rank sent and received, and which rules it saw broken."""
-
-    def __init__(self, rank: int):
-        self.rank = rank
-        self.sent = defaultdict(list)  # (kind, from, to) -> [(length, checksum)], in order
-        self.received = defaultdict(list)
-        self.published: dict[int, tuple] = {}  # param_version -> (length, checksum)
-        self.weights: list[tuple[int, int, int, tuple]] = []  # (param_version, learner steps, steps asked for, (length, checksum))
-        self.asked_for_weights = self.evaluated = 0
-        self.problems: list[str] = []
-
-    def expect(self, holds: bool, rule: str) -> None:
-        """Note a broken rule."""
-        if not holds:
-            self.problems.append(f"rank {self.rank}: {rule}")
-
-
-def seal(data: np.ndarray) -> tuple[int, int]:
-    """Return ``(length, checksum)`` of a message."""
-    return len(data), zlib.crc32(data)
-
-
 def stormer(topology: Topology, rank: int, port, scenario: Scenario, seed: int):
     """Return the role of ``rank`` in a storm."""
     kinds = {LEARNER: StormLearner, REPLAY: StormReplay, EVALUATOR: StormEvaluator, ACTOR: StormActor}
     return kinds[topology.role(rank)[0]](topology, rank, port, scenario, seed)
+
+
+def until(holds, step, port, name: str, longest_s: float) -> None:
+    """Call ``step`` until ``holds()``; whoever waits too long says for what, and ends the job."""
+    wait, deadline = Wait(), time.monotonic() + longest_s
+    while not holds():
+        if step():
+            wait.reset()
+        else:
+            wait.idle()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} waits for {port.waits_for()}")
 
 
 class Stormer:

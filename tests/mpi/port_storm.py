@@ -1,22 +1,24 @@
 """One rank of an MPI test: plays what it is told, and the first rank prints what came of it as one line of JSON.
 
 Usage: port_storm.py REPLAY_RANKS (scenarios | stall) (lend | send | mixed)
+       port_storm.py REPLAY_RANKS endless (lend | send) FOLDER
 """
 
 import json
 import sys
 import time
 import traceback
+from pathlib import Path
 
+import endless_storm
 import numpy as np
 from mpi4py import MPI
 from port_conformance import SCENARIOS, judge
-from stormers import stormer
+from stormers import stormer, until
 
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from apex.transport import shared
-from apex.transport.drive import Wait
 from apex.transport.mpi import make_port
 
 LONGEST_ROUND_S = 30.0
@@ -27,18 +29,6 @@ STALL_S = 3.0
 PUBLISHES = 200
 STALL_LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 20, prefetch=2, intake_in_flight=3)
 WEIGHT_NBYTES = 2 << 20
-
-
-def until(holds, step, port, topology: Topology) -> None:
-    """Call ``step`` until ``holds()``; whoever waits too long says for what, and ends the job."""
-    wait, deadline = Wait(), time.monotonic() + LONGEST_ROUND_S
-    while not holds():
-        if step():
-            wait.reset()
-        else:
-            wait.idle()
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{topology.name(MPI.COMM_WORLD.rank)} waits for {port.waits_for()}")
 
 
 def scenarios(comm, topology: Topology) -> dict | None:
@@ -52,7 +42,7 @@ def scenarios(comm, topology: Topology) -> dict | None:
 def _round(comm, topology: Topology, name: str, seed: int):
     port = make_port(comm, topology, SCENARIOS[name].limits, SHARE)
     role = stormer(topology, comm.rank, port, SCENARIOS[name], seed)
-    until(lambda: role.finished, role.step, port, topology)
+    until(lambda: role.finished, role.step, port, topology.name(comm.rank), LONGEST_ROUND_S)
     return role.close()
 
 
@@ -62,6 +52,7 @@ class Stall:
     def __init__(self, comm, topology: Topology):
         self.topology = topology
         self.role, self.index = topology.role(comm.rank)
+        self.name = topology.name(comm.rank)
         self.port = make_port(comm, topology, STALL_LIMITS, SHARE)
         self.into = aligned_bytes(WEIGHT_NBYTES)
         self.seen: dict = {}
@@ -78,7 +69,7 @@ class Stall:
         return self.seen
 
     def _until(self, holds, step) -> None:
-        until(holds, lambda: self.port.progress() or step(), self.port, self.topology)
+        until(holds, lambda: self.port.progress() or step(), self.port, self.name, LONGEST_ROUND_S)
 
     def _for(self, seconds: float, step=lambda: False) -> None:
         end = time.monotonic() + seconds
@@ -162,9 +153,15 @@ def stall(comm, topology: Topology) -> dict | None:
         return seen
 
 
+def endless(comm, topology: Topology) -> None:
+    """Play a rank of the suite ``disturbance``."""
+    port = make_port(comm, topology, endless_storm.SCENARIO.limits, SHARE)
+    endless_storm.play(port, topology, comm.rank, Path(sys.argv[4]))
+
+
 def main() -> None:
     """Play what the arguments say; any exception ends the job."""
-    comm, part = MPI.COMM_WORLD, {"scenarios": scenarios, "stall": stall}[sys.argv[2]]
+    comm, part = MPI.COMM_WORLD, {"scenarios": scenarios, "stall": stall, "endless": endless}[sys.argv[2]]
     try:
         outcome = part(comm, Topology(comm.size, int(sys.argv[1])))
     except BaseException:

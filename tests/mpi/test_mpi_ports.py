@@ -1,11 +1,15 @@
 """The MPI transport against the conformance suite of ports, at 4 and at 7 ranks and with either protocol for any size."""
 
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from disturbance import RANKS, Disturbance, EndlessStorm
 from port_conformance import PortConformance
+
+from launch.mpirun import find_mpirun
 
 PROGRAM = Path(__file__).with_name("port_storm.py")
 
@@ -79,3 +83,13 @@ class TestStalledPeers:
     def test_replay_never_waits_for_a_learner_that_trains(self, seen):
         assert [replay["priorities"] for replay in seen["replay"]] == [1, 1]
         assert max(replay["longest_poll_s"] for replay in seen["replay"]) < 0.65
+
+
+@pytest.fixture(params=["lend", "send"])
+def storm(request, start, tmp_path):
+    program = [sys.executable, PROGRAM, 1, "endless", request.param]
+    return EndlessStorm(start, tmp_path / "storm", lambda folder: [find_mpirun(), "-n", RANKS, *program, folder], IN_PIECES)
+
+
+class TestMpiDisturbed(Disturbance):
+    pass

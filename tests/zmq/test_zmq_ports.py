@@ -1,9 +1,7 @@
 """The ZeroMQ transport against the conformance suite of ports, in processes of their own, over local sockets and over TCP."""
 
-import ast
-import os
+import pickle
 import random
-import signal
 import socket
 import sys
 import time
@@ -11,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import zmq
+from disturbance import EVENT_S, RANKS, ROLES, Disturbance, EndlessStorm
 from port_conformance import SCENARIOS, PortConformance, judge
-from stormers import INTAKE, Ledger
 
 from apex.topology import Topology
 
@@ -31,120 +29,45 @@ def command(ranks: int, replay_ranks: int, part: str, folder: Path, options=()) 
     return [*spawn, "--", sys.executable, PROGRAM, replay_ranks, part, folder]
 
 
-def seen_by(folder: Path, ranks: int) -> list:
-    """Return what each rank has written."""
-    return [ast.literal_eval((folder / f"rank-{rank}").read_text()) for rank in range(ranks)]
-
-
-def ledger(values: dict) -> Ledger:
-    """Return a ledger that a rank has written."""
-    whole = Ledger(values["rank"])
-    vars(whole).update(values)
-    whole.sent, whole.received = (type(Ledger(0).sent)(list, values[side]) for side in ("sent", "received"))
-    return whole
-
-
 @pytest.fixture(scope="module", params=LAUNCHES.values(), ids=LAUNCHES)
 def outcomes(request, run_to_end, tmp_path_factory):
     ranks, replay_ranks, options = request.param
     folder = tmp_path_factory.mktemp("seen")
     ended = run_to_end(command(ranks, replay_ranks, "scenarios", folder, options))
     assert ended.returncode == 0, ended.stderr[-4000:]
-    seen = seen_by(folder, ranks)
-    rounds = {name: [[ledger(values) for values in of_round] for of_round in zip(*(rank[name] for rank in seen))] for name in seen[0]}
-    return judge(Topology(ranks, replay_ranks), rounds)
+    seen = [pickle.loads((folder / f"rank-{rank}").read_bytes()) for rank in range(ranks)]
+    return judge(Topology(ranks, replay_ranks), {name: list(zip(*(rank[name] for rank in seen))) for name in SCENARIOS})
 
 
 class TestZmq(PortConformance):
     pass
 
 
-# --- a storm that is disturbed ------------------------------------------------------------------------
-
-RANKS, ENDS_S, STALL_S = 5, 5.0, 2.0
-ROLES = {"learner": 0, "replay": 1, "evaluator": 2, "actor": 3}
-LARGEST_RISE = 24 << 20  # bytes; in two seconds a sender without credits would queue up a gigabyte
+OVER = {"ipc": [], "tcp": ["--endpoint", "tcp"]}
 
 
-class Storm:
-    """A job in which all ranks send until told to end."""
-
-    def __init__(self, start, folder: Path, options=()):
-        self.folder = folder
-        self.job = start(command(RANKS, 1, "pump", folder, options))
-        for rank in range(RANKS):
-            if rank != ROLES["evaluator"]:  # it receives nothing that is counted
-                self.until_more_arrive(rank)
-
-    def counts(self, rank: int) -> tuple[int, int]:
-        """Return how many messages a rank has received, and how many reports it has sent."""
-        path = self.folder / f"counts-{rank}"
-        return tuple(map(int, path.read_text().split())) if path.exists() else (0, 0)
-
-    def until_more_arrive(self, rank: int) -> None:
-        """Wait until a rank has received something; an actor receives nothing but weights, so its intake counts."""
-        rank = 1 if rank >= 2 else rank
-        before = self.counts(rank)[0]
-        self.job.wait_until(lambda: self.counts(rank)[0] > before, 20, f"messages to rank {rank}")
-
-    def memory(self) -> dict[int, int]:
-        """Return rank -> resident bytes."""
-        pages = {rank: (Path("/proc") / str(self.job.rank(rank)) / "statm").read_text().split()[1] for rank in range(RANKS)}
-        return {rank: int(n) * os.sysconf("SC_PAGE_SIZE") for rank, n in pages.items()}
-
-    def end(self) -> tuple[dict, list[int]]:
-        """End it with everything on its way; return what the suite finds wrong, and what each rank has refused."""
-        (self.folder / "end").touch()
-        asked = time.monotonic()
-        ended = self.job.wait(30)
-        assert time.monotonic() - asked < ENDS_S
-        assert ended.returncode == 0, ended.stderr[-4000:]
-        seen = seen_by(self.folder, RANKS)
-        refused = [rank.pop("refused") for rank in seen]
-        SCENARIOS["pump"] = SCENARIOS["storm"]
-        outcome = judge(Topology(RANKS, 1), {"pump": [[ledger(rank) for rank in seen]]})["pump"]
-        del SCENARIOS["pump"]
-        assert outcome["counts"][INTAKE] > 100
-        return {kind: texts for kind, texts in outcome["problems"].items() if texts}, refused
+@pytest.fixture(params=OVER.values(), ids=OVER)
+def storm(request, start, tmp_path):
+    return EndlessStorm(start, tmp_path / "storm", lambda folder: command(RANKS, 1, "endless", folder, request.param))
 
 
-@pytest.fixture
-def storm(start, tmp_path):
-    """Return ``storm(options)``: one that has begun."""
-    folder = tmp_path / "seen"
-    folder.mkdir()
-    return lambda options=(): Storm(start, folder, options)
+class TestZmqDisturbed(Disturbance):
+    pass
 
 
-def test_a_stopped_rank_makes_no_other_grow_and_then_goes_on_with_nothing_lost(storm):
-    storm = storm()
-    time.sleep(1.0)  # buffers of all kinds have been used
-    for role, rank in ROLES.items():
-        os.kill(storm.job.rank(rank), signal.SIGSTOP)
-        time.sleep(0.5)
-        before, reports = storm.memory(), [storm.counts(other)[1] for other in range(RANKS)]
-        time.sleep(STALL_S - 0.5)
-        rise = {other: after - before[other] for other, after in storm.memory().items()}
-        more_reports = [storm.counts(other)[1] - earlier for other, earlier in enumerate(reports)]
-        os.kill(storm.job.rank(rank), signal.SIGCONT)
-        assert max(rise.values()) < LARGEST_RISE, (role, rise)
-        assert role != "learner" or max(more_reports[1:]) == 0, "a report was sent before the last one was taken"
-        storm.until_more_arrive(rank)
-    assert storm.end() == ({}, [0] * RANKS)
-
-
-@pytest.mark.parametrize("options", [[], ["--endpoint", "tcp"]], ids=["ipc", "tcp"])
-def test_garbage_from_strangers_changes_nothing_and_is_counted(storm, options):
-    storm, rng, sent = storm(options), random.Random(1), 0
+def test_garbage_from_strangers_changes_nothing_and_is_counted(storm):
+    rng, sent = random.Random(1), 0
     with zmq.Context() as context:
         for rank in (ROLES["learner"], ROLES["replay"]):
             endpoint = (storm.folder / f"endpoint-{rank}").read_text()
             sent = _send_garbage(context, endpoint, rng)
             _send_bytes(endpoint, rng)
         time.sleep(0.5)
-    storm.until_more_arrive(1)
-    problems, refused = storm.end()
-    assert problems == {} and refused[2:] == [0, 0, 0]
+    storm.until_traffic()
+    storm.ask_to_end()
+    assert storm.problems(EVENT_S) == {}
+    refused = [storm.left(rank)["refused"] for rank in range(RANKS)]
+    assert refused[2:] == [0, 0, 0]
     assert min(refused[:2]) >= sent > 0
 
 
