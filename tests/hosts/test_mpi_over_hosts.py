@@ -1,0 +1,43 @@
+"""The MPI transport between two hosts against the conformance suite of ports; and that what is sent there really goes there."""
+
+import sys
+from collections import defaultdict
+
+import pytest
+from port_conformance import PortConformance
+from test_mpi_ports import ALL_EAGER, NOTHING_EAGER, PROGRAM, outcome_of
+from two_hosts import crossing
+
+BY_SLOT, IN_TURN = ("--map-by", "slot"), ("--map-by", "node")  # the last ranks on the second host, or every other
+# Ranks on each host, replay ranks, how they are spread, environment.
+LAUNCHES = {
+    "4 ranks, those that act on the second host": ((2, 2), 1, BY_SLOT, {}),
+    "4 ranks, in turn, all eager": ((2, 2), 1, IN_TURN, ALL_EAGER),
+    "7 ranks, 2 of replay, in turn": ((4, 3), 2, IN_TURN, {}),
+    "7 ranks, 2 of replay, in turn, nothing eager": ((4, 3), 2, IN_TURN, NOTHING_EAGER),
+}
+
+
+@pytest.fixture(scope="module", params=LAUNCHES.values(), ids=LAUNCHES)
+def storm(request, hosts, mpirun_command, ssh, run_to_end):
+    """Return the outcomes, payload and traffic (see ``crossing``) of a launch."""
+    slots, replay_ranks, how, env = request.param
+    before = hosts.traffic()
+    command = [*mpirun_command(slots, *how), sys.executable, PROGRAM, replay_ranks, "scenarios", "lend"]
+    outcomes = outcome_of(run_to_end(command, ssh | env, timeout=200))
+    for outcome in outcomes.values():
+        outcome["counts"] = defaultdict(int, outcome["counts"])
+    on_second = {rank for rank in range(sum(slots)) if (rank % 2 if how == IN_TURN else rank >= slots[0])}
+    return outcomes, crossing(outcomes, on_second), hosts.traffic() - before
+
+
+@pytest.fixture(scope="module")
+def outcomes(storm):
+    return storm[0]
+
+
+class TestMpiOverHosts(PortConformance):
+    def test_what_is_sent_to_the_other_host_crosses_the_link_once_and_what_stays_does_not(self, storm):
+        _, payload, traffic = storm
+        assert payload.sent > 40 << 20 and payload.received > 10 << 20
+        traffic.check(payload)
