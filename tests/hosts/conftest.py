@@ -59,12 +59,13 @@ def ssh(hosts):
 
 @pytest.fixture(scope="session")
 def zmq_groups(hosts):
-    """Return ``zmq_groups(first, second, command) -> list``: runs it as so many ranks over ZeroMQ on each host, those of the second by ssh."""
+    """Return ``zmq_groups(first, second, command) -> list``: runs it as so many ranks over ZeroMQ on each host, on the second by ssh."""
     ports = itertools.count(5555)
+    environment = ["env", f"PYTHONPATH={TESTS.parent}:{TESTS / 'conformance'}", "APEX_TOKEN=" + "5a" * 16]
 
     def command(first: int, second: int, of_rank: list) -> list[str]:
         job = ["--size", first + second, "--endpoint", f"tcp://{ADDRESSES[0]}:{next(ports)}", "--", *of_rank]
-        spawn = ["env", f"PYTHONPATH={TESTS.parent}:{TESTS / 'conformance'}", "APEX_TOKEN=" + "5a" * 16, sys.executable, "-m", "launch.spawn"]
+        spawn = [*environment, sys.executable, "-m", "launch.spawn"]
         here = [*spawn, "--first", 0, "-n", first, *job]
         there = hosts.over_ssh(1, [*spawn, "--first", first, "-n", second, *job])
         return hosts.on(0, ["sh", "-c", BOTH.format(first=shlex.join(map(str, here)), second=shlex.join(there))])

@@ -1,13 +1,16 @@
 """The MPI transport between two hosts against the conformance suite of ports; and that what is sent there really goes there."""
 
+import json
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from port_conformance import PortConformance
 from test_mpi_ports import ALL_EAGER, NOTHING_EAGER, PROGRAM, outcome_of
 from two_hosts import crossing
 
+PUBLISHES = Path(__file__).with_name("publishes.py")
 BY_SLOT, IN_TURN = ("--map-by", "slot"), ("--map-by", "node")  # the last ranks on the second host, or every other
 # Ranks on each host, replay ranks, how they are spread, environment.
 LAUNCHES = {
@@ -41,3 +44,14 @@ class TestMpiOverHosts(PortConformance):
         _, payload, traffic = storm
         assert payload.sent > 40 << 20 and payload.received > 10 << 20
         traffic.check(payload)
+
+
+@pytest.mark.parametrize("actors", [1, 3])
+def test_a_publish_crosses_the_link_at_most_once_for_each_actor_that_takes_it(hosts, mpirun_command, ssh, run_to_end, actors):
+    before, publishes, nbytes = hosts.traffic(), 20, 1 << 20
+    command = [*mpirun_command((3, actors), *BY_SLOT), sys.executable, "-m", "mpi4py", PUBLISHES, publishes, nbytes]
+    ended = run_to_end(command, ssh)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == [0, 0, 0, *[publishes] * actors]
+    copies = (hosts.traffic() - before).sent / (publishes * nbytes)
+    assert 1 < copies < 1.1 * actors

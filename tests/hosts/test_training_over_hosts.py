@@ -14,6 +14,7 @@ from apex.run_folder import RunFolder
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = ["run.log_period_s=0.2", "evaluator.episodes=2", "evaluator.period=50", "replay.min_size=200", "learner.batch_size=16"]
 ENDS_S = 120
+SLOW = 125_000  # bytes a second, as of a line of one megabit
 
 
 @pytest.fixture
@@ -51,6 +52,15 @@ def test_it_trains_over_mpi(hosts, mpirun_command, ssh, run_to_end, train, folde
     command = [*mpirun_command((3, 2), "--map-by", "node"), *train("run.max_learner_steps=200")]
     check(run_to_end(command, ssh, timeout=ENDS_S), folder, "learner_steps", "mpi", 5)
     assert min(hosts.traffic() - before) > 100_000
+
+
+def test_it_trains_over_a_slow_link(hosts, mpirun_command, ssh, run_to_end, train, folder):
+    hosts.limit_rate(SLOW)
+    try:
+        command = [*mpirun_command((3, 2), "--map-by", "node"), *train("run.max_learner_steps=100")]
+        check(run_to_end(command, ssh, timeout=ENDS_S), folder, "learner_steps", "mpi", 5)
+    finally:
+        hosts.limit_rate(0)
 
 
 def test_USR1_to_mpirun_ends_both_hosts_in_order_even_where_it_comes_when_all_is_over(mpirun_command, ssh, start, train, folder):
