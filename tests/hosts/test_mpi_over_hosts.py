@@ -17,7 +17,7 @@ LAUNCHES = {
     "4 ranks, those that act on the second host": ((2, 2), 1, BY_SLOT, {}),
     "4 ranks, in turn, all eager": ((2, 2), 1, IN_TURN, ALL_EAGER),
     "7 ranks, 2 of replay, in turn": ((4, 3), 2, IN_TURN, {}),
-    "7 ranks, 2 of replay, in turn, nothing eager": ((4, 3), 2, IN_TURN, NOTHING_EAGER),
+    "4 ranks, in turn, nothing eager": ((2, 2), 1, IN_TURN, NOTHING_EAGER),
 }
 
 
@@ -50,7 +50,7 @@ class TestMpiOverHosts(PortConformance):
 def test_a_publish_crosses_the_link_at_most_once_for_each_actor_that_takes_it(hosts, mpirun_command, ssh, run_to_end, actors):
     before, publishes, nbytes = hosts.traffic(), 20, 1 << 20
     command = [*mpirun_command((3, actors), *BY_SLOT), sys.executable, "-m", "mpi4py", PUBLISHES, publishes, nbytes]
-    ended = run_to_end(command, ssh)
+    ended = run_to_end(command, ssh, timeout=200)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == [0, 0, 0, *[publishes] * actors]
     copies = (hosts.traffic() - before).sent / (publishes * nbytes)
