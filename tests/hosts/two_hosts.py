@@ -22,8 +22,8 @@ _TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "m
 _LIMIT_S = 60
 _HEADERS = 1.1  # those of Ethernet, IP and TCP are a twentieth, and some segments are sent twice
 _BESIDE = 16 << 20  # bytes of everything else: the start, requests, acknowledgements
-# Stays until its input ends; the kernel collects what is left to it, as to any first process, when that has ended.
-_BECOME_A_HOST = "hostname $0 && mount -t tmpfs none /dev/shm && ip link set lo up && trap '' CHLD && echo up && read _"
+# Stays until its input ends, whatever ends around it.
+_BECOME_A_HOST = "hostname $0 && mount -t tmpfs none /dev/shm && ip link set lo up && echo up && exec cat"
 _SSH = """#!/bin/sh
 # ssh [OPTIONS] ADDRESS COMMAND...: as ssh does, the command gets a shell, and next to nothing of the environment.
 while case $1 in -*) true;; *) false;; esac; do shift; done
