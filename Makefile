@@ -1,5 +1,6 @@
 # make train            learn CartPole over MPI (PRESET=pong-small for Pong, ARGS="--ranks 6" and the like)
 # make test             run every test
+# make test-hosts       run the tests between two hosts, made on this machine (needs root and iproute2)
 # make soak             train for ten minutes over each transport and watch the memory (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
 # make native           build the C part
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers
@@ -33,6 +34,9 @@ train: $(READY) native
 test: $(READY) native
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-hosts: $(READY) native
+	@$(BIN)/python -m pytest tests/hosts $(ARGS)
+
 soak: $(READY) native
 	@test "$(SECONDS)" -ge 20 2>/dev/null || $(call refuse,SECONDS=$(SECONDS) is no whole number of seconds from 20 up; try make soak SECONDS=60)
 	@SOAK_SECONDS="$(SECONDS)" SOAK_TRANSPORTS="$(TRANSPORTS)" SOAK_PRESET="$(PRESET)" $(BIN)/python -m pytest tests/soak $(ARGS)
@@ -62,4 +66,4 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(PIP) --editable ".[mpi,test]"
 	@touch $(READY)
 
-.PHONY: train test soak native test-native lint clean
+.PHONY: train test test-hosts soak native test-native lint clean

@@ -32,6 +32,7 @@ def run(config: Config, topology: Topology, preset: str) -> int:
             return _refuse(comm.rank, refusal)
         failure.folder = RunFolder(path)
         _be_role(config, topology, spec, comm, failure.folder, preset, signals)
+        signals.ignore()
         return 0
     except BaseException as error:
         failure.end_job(error)

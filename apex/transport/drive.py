@@ -86,6 +86,10 @@ class StopSignals:
         self.caught: str | None = None
         on_stop_signals(self._note)
 
+    def ignore(self) -> None:
+        """All is done: one still on its way, as to a rank of another host, comes when Python has already put its handlers away."""
+        on_stop_signals(signal.SIG_IGN)
+
     def _note(self, number, frame) -> None:
         self.caught = signal.Signals(number).name
 

@@ -28,7 +28,7 @@ SCENARIOS = {
 
 
 class PortConformance:
-    """``outcomes[scenario]`` holds ``"problems"``, by kind, and ``"counts"`` of what was sent (see :func:`judge`)."""
+    """``outcomes[scenario]`` holds ``"problems"``, by kind, and ``"counts"`` of what was sent, and more (see :func:`judge`)."""
 
     def test_every_message_arrives_once_and_unchanged(self, outcomes):
         assert _problems(outcomes, "contents") == []
@@ -63,11 +63,25 @@ def judge(topology: Topology, ledgers: dict[str, list[list[Ledger]]]) -> dict[st
 
 
 def judge_rounds(topology: Topology, scenario: Scenario, rounds: list[list[Ledger]]) -> dict:
-    """Return ``{"problems": {kind: [text]}, "counts": {kind: n}}`` from the ledgers of each round's ranks."""
-    problems, counts = defaultdict(list), Counter(rounds=len(rounds))
+    """Return ``{"problems": {kind: [text]}, "counts": {kind: n}, "nbytes": [(from, to, bytes received), ...]}``.
+
+    It is of the ledgers of each round's ranks.
+    """
+    problems, counts, nbytes = defaultdict(list), Counter(rounds=len(rounds)), Counter()
     for ranks in rounds:
         _judge_round(topology, scenario, ranks, problems, counts)
-    return {"problems": problems, "counts": counts}
+        nbytes += _nbytes(ranks)
+    return {"problems": problems, "counts": counts, "nbytes": [(*pair, n) for pair, n in nbytes.items()]}
+
+
+def _nbytes(ranks: list[Ledger]) -> Counter:
+    """Return (from, to) -> bytes of payload."""
+    nbytes = Counter()
+    for rank in ranks:
+        for (_, origin, to), messages in rank.received.items():
+            nbytes[origin, to] += sum(length for length, _ in messages)
+        nbytes[LEARNER_RANK, rank.rank] += sum(length for *_, (length, _) in rank.weights)
+    return nbytes
 
 
 def _judge_round(topology: Topology, scenario: Scenario, ranks: list[Ledger], problems: dict, counts: Counter) -> None:

@@ -21,7 +21,7 @@ from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from apex.transport import shared
 from apex.transport.mpi import make_port
 
-LONGEST_ROUND_S = 30.0
+LONGEST_ROUND_S = 60.0
 SHARE = sys.argv[3] != "send"
 if sys.argv[3] == "mixed":  # ranks of either parity are a host
     shared.identity = lambda of_host=shared.identity: f"{of_host()} {MPI.COMM_WORLD.rank % 2}"

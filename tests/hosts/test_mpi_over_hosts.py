@@ -1,0 +1,57 @@
+"""The MPI transport between two hosts against the conformance suite of ports; and that what is sent there really goes there."""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from port_conformance import PortConformance
+from test_mpi_ports import ALL_EAGER, NOTHING_EAGER, PROGRAM, outcome_of
+from two_hosts import crossing
+
+PUBLISHES = Path(__file__).with_name("publishes.py")
+BY_SLOT, IN_TURN = ("--map-by", "slot"), ("--map-by", "node")  # the last ranks on the second host, or every other
+# Ranks on each host, replay ranks, how they are spread, environment.
+LAUNCHES = {
+    "4 ranks, those that act on the second host": ((2, 2), 1, BY_SLOT, {}),
+    "4 ranks, in turn, all eager": ((2, 2), 1, IN_TURN, ALL_EAGER),
+    "7 ranks, 2 of replay, in turn": ((4, 3), 2, IN_TURN, {}),
+    "4 ranks, in turn, nothing eager": ((2, 2), 1, IN_TURN, NOTHING_EAGER),
+}
+
+
+@pytest.fixture(scope="module", params=LAUNCHES.values(), ids=LAUNCHES)
+def storm(request, hosts, mpirun_command, ssh, run_to_end):
+    """Return the outcomes, payload and traffic (see ``crossing``) of a launch."""
+    slots, replay_ranks, how, env = request.param
+    before = hosts.traffic()
+    command = [*mpirun_command(slots, *how), sys.executable, PROGRAM, replay_ranks, "scenarios", "lend"]
+    outcomes = outcome_of(run_to_end(command, ssh | env, timeout=200))
+    for outcome in outcomes.values():
+        outcome["counts"] = defaultdict(int, outcome["counts"])
+    on_second = {rank for rank in range(sum(slots)) if (rank % 2 if how == IN_TURN else rank >= slots[0])}
+    return outcomes, crossing(outcomes, on_second), hosts.traffic() - before
+
+
+@pytest.fixture(scope="module")
+def outcomes(storm):
+    return storm[0]
+
+
+class TestMpiOverHosts(PortConformance):
+    def test_what_is_sent_to_the_other_host_crosses_the_link_once_and_what_stays_does_not(self, storm):
+        _, payload, traffic = storm
+        assert payload.sent > 40 << 20 and payload.received > 10 << 20
+        traffic.check(payload)
+
+
+@pytest.mark.parametrize("actors", [1, 3])
+def test_a_publish_crosses_the_link_at_most_once_for_each_actor_that_takes_it(hosts, mpirun_command, ssh, run_to_end, actors):
+    before, publishes, nbytes = hosts.traffic(), 20, 1 << 20
+    command = [*mpirun_command((3, actors), *BY_SLOT), sys.executable, "-m", "mpi4py", PUBLISHES, publishes, nbytes]
+    ended = run_to_end(command, ssh, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == [0, 0, 0, *[publishes] * actors]
+    copies = (hosts.traffic() - before).sent / (publishes * nbytes)
+    assert 1 < copies < 1.1 * actors

@@ -1,0 +1,38 @@
+"""The ZeroMQ transport between two hosts against the conformance suite of ports, one group of ranks started on each."""
+
+import sys
+
+import pytest
+from port_conformance import PortConformance, judge
+from test_zmq_ports import PROGRAM, ledger, seen_by
+from two_hosts import crossing
+
+from apex.topology import Topology
+
+GROUPS = {"4 ranks, those that act on the second host": (2, 2, 1), "7 ranks, 2 of replay": (3, 4, 2)}
+
+
+@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS)
+def storm(request, hosts, zmq_groups, run_to_end, tmp_path_factory):
+    """Return the outcomes, payload and traffic (see ``crossing``) of a job."""
+    first, second, replay_ranks = request.param
+    folder, before = tmp_path_factory.mktemp("seen"), hosts.traffic()
+    ended = run_to_end(zmq_groups(first, second, [sys.executable, PROGRAM, replay_ranks, "scenarios", folder]), timeout=200)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    traffic = hosts.traffic() - before
+    ranks = seen_by(folder, first + second)
+    rounds = {name: [[ledger(values) for values in of_round] for of_round in zip(*(rank[name] for rank in ranks))] for name in ranks[0]}
+    outcomes = judge(Topology(first + second, replay_ranks), rounds)
+    return outcomes, crossing(outcomes, set(range(first, first + second))), traffic
+
+
+@pytest.fixture(scope="module")
+def outcomes(storm):
+    return storm[0]
+
+
+class TestZmqOverHosts(PortConformance):
+    def test_what_is_sent_to_the_other_host_crosses_the_link_once_and_what_stays_does_not(self, storm):
+        _, payload, traffic = storm
+        assert payload.sent > 40 << 20 and payload.received > 10 << 20
+        traffic.check(payload)
