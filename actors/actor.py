@@ -8,7 +8,7 @@ from actors.exploration import actor_epsilons, epsilon_greedy
 from actors.intake import Intake
 from apex import algorithms, seeds
 from apex.config import Config
-from apex.envs import Timestep, make_envs
+from apex.envs import GuardedEnvs, Timestep, make_envs
 from apex.policy import Policy
 from apex.ports import ActorPort
 from apex.role import Role
@@ -24,7 +24,10 @@ class Actor(Role):
     def __init__(self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int):
         super().__init__(ACTOR, port, config.run.log_period_s)
         envs, seed = config.actor.envs, config.run.seed
-        self.envs = make_envs(config.env, envs, seeds.environment_seed(seed, index * envs))
+        self.envs = GuardedEnvs(
+            lambda attempt: make_envs(config.env, envs, seeds.environment_seed(seed, index * envs, attempt)),
+            config.env.max_restarts, f"{ACTOR} {index}",
+        )  # fmt: skip
         self.policy = Policy(config, spec, port)
         self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority, port.intake_memory)
         self.epsilons = actor_epsilons(config.actor, index, num_actors)
@@ -100,6 +103,8 @@ class Actor(Role):
         steps = int(step.valid.sum())
         self.counters.add("agent_steps", steps)
         self.counters.add("env_frames", steps * self._frames_per_step)
+        self.counters.set("env_restarts", self.envs.restarts)
+        self._return[~step.valid] = 0.0
         self._return += step.reward
         ended = np.flatnonzero(step.terminated | step.truncated)
         if ended.size:

@@ -6,7 +6,7 @@ import numpy as np
 
 from actors.exploration import epsilon_greedy
 from apex.config import Config
-from apex.envs import VectorEnv, make_envs
+from apex.envs import GuardedEnvs, VectorEnv, make_envs
 from apex.policy import Policy
 from apex.ports import WeightsPort
 from apex.role import Role
@@ -20,7 +20,7 @@ class Episodes:
     ``returns`` float64[V] and ``lengths`` int64[V] (agent steps) are those of each one's first episode.
     """
 
-    def __init__(self, envs: VectorEnv, epsilon: float, seed: int):
+    def __init__(self, envs: VectorEnv | GuardedEnvs, epsilon: float, seed: int):
         self.envs, self.obs = envs, envs.reset()
         self.rng = np.random.default_rng(seed)
         self.epsilons = np.full(envs.num_envs, epsilon)
@@ -51,7 +51,10 @@ class Evaluator(Role):
         super().__init__(EVALUATOR, port, config.run.log_period_s)
         self.config = config.evaluator
         self.policy = Policy(config, spec, port)
-        self._envs = make_envs(config.env, self.config.episodes, self.config.seed, evaluation=True)
+        self._envs = GuardedEnvs(
+            lambda attempt: make_envs(config.env, self.config.episodes, self.config.seed, evaluation=True),
+            config.env.max_restarts, EVALUATOR,
+        )  # fmt: skip
         self._episodes: Episodes | None = None
         self._unreported = False
 
@@ -79,7 +82,10 @@ class Evaluator(Role):
         self._envs.close()
 
     def _step(self) -> None:
+        restarts = self._envs.restarts
         self._episodes.step(self.policy.q_values)
+        if self._envs.restarts > restarts:  # no episode goes on after that: evaluate these weights from the start
+            self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed)
         if not self._episodes.done:
             return
         self.counters.add("evaluations", 1)

@@ -82,6 +82,7 @@ class Intake:
     def add(self, step: Timestep, action: np.ndarray, q_taken: np.ndarray, version: int, bootstrap: np.ndarray) -> None:
         """Take one vector step: the actions taken, their Q-values, and max_a Q(``step.last_obs``), each [V]."""
         valid = np.flatnonzero(step.valid)
+        self._pending[~step.valid] = 0  # their windows were cut
         self._close_where(valid[self._frames[valid] >= self._frame_rows])
         self._push_start(valid, action, q_taken, version)
         self._append_frame(valid, step.last_obs)

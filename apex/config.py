@@ -58,6 +58,7 @@ class EnvConfig:
     noop_max: int = option(30, "most no-op actions after a reset (atari)", "actions", low=0, high=10_000)
     clip_rewards: bool = option(True, "train on sign-clipped rewards (atari); evaluation never does")
     episodic_life: bool = option(False, "train with a lost life as an episode's end (atari); evaluation never does")
+    max_restarts: int = option(3, "times a role may make its environments anew after one has failed", "restarts", low=0, high=1_000_000)
     max_episode_frames: int = option(108_000, "truncate an episode at this length (atari)", "env frames", low=1, high=2_147_483_647)
 
 
@@ -119,6 +120,7 @@ class LearnerConfig:
     is_normalizer: str = option("global", "weights are divided by the largest in replay, or in the batch", choices=("global", "batch"))
     prefetch: int = option(2, "sample batches in flight to the learner", "batches", low=1, high=64)
     publish_period: int = option(50, "learner steps between two publishes of the weights", "learner steps", low=1)
+    max_skipped_steps: int = option(10, "steps whose loss or gradient is not finite that are skipped before the run fails", "learner steps", low=0)
     checkpoint_period: int = option(10_000, "learner steps between two checkpoints", "learner steps", low=1)
     threads: int = option(1, "torch threads of the learner", "threads", low=1, high=1_024)
     device: str = option("cpu", "where the learner computes: cpu or cuda")

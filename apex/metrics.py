@@ -14,9 +14,9 @@ from collections import deque
 import numpy as np
 
 REPORT_FIELDS: dict[str, tuple[str, ...]] = {
-    "actor": ("agent_steps", "env_frames", "episodes", "return_sum", "transitions", "wait_s"),
+    "actor": ("agent_steps", "env_frames", "episodes", "return_sum", "transitions", "wait_s", "env_restarts"),
     "replay": ("inserted", "sampled", "size", "capacity", "stale_updates", "wait_s"),
-    "learner": ("learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version"),
+    "learner": ("learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version", "skipped_steps"),
     "evaluator": ("evaluations", "eval_return", "eval_episodes", "eval_version", "wait_s"),
 }
 """Role -> names in its report, in order. The first of each is cumulative and never decreases."""
@@ -37,6 +37,8 @@ _WHOLE = {
     "replay_size": ("replay", "size"),
     "stale_updates": ("replay", "stale_updates"),
     "param_version": ("learner", "param_version"),
+    "skipped_steps": ("learner", "skipped_steps"),
+    "env_restarts": ("actor", "env_restarts"),
     "eval_episodes": ("evaluator", "eval_episodes"),
     "evaluations": ("evaluator", "evaluations"),
     "eval_version": ("evaluator", "eval_version"),
@@ -60,6 +62,7 @@ ROW_FIELDS = (
     "transitions_per_s", "learner_steps_per_s", "replay_size", "replay_fill", "samples_per_insert", "stale_updates",
     "staleness", "param_version", "learner_wait_pct", "actor_wait_pct", "loss", "td_error", "q_value",
     "grad_norm", "train_return", "eval_return", "eval_episodes", "evaluations", "eval_version",
+    "skipped_steps", "env_restarts",
 )  # fmt: skip
 """Keys of a row of the log, in order."""
 

@@ -17,13 +17,15 @@ def integer(seed: int, stream: str, index: int = 0) -> int:
     return int(_sequence(seed, stream, index).generate_state(1)[0] >> 1)
 
 
-def environment_seed(seed: int, first_environment: int) -> int:
+def environment_seed(seed: int, first_environment: int, attempt: int = 0) -> int:
     """Return the seed of an actor's first environment; environment i of the run gets ``base + i``.
+
+    Another base is taken for each ``attempt`` at making environments that have failed.
 
     Consecutive seeds from one hashed base keep all environments of a run apart (an actor seeds its
     vector with s, s+1, ...) and runs with neighbouring seeds apart from each other.
     """
-    base = integer(seed, "environments") >> 1
+    base = integer(seed, "environments", attempt) >> 1
     return base + first_environment
 
 

@@ -14,7 +14,7 @@ from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, 
 from apex.topology import LEARNER, Topology
 from learner.importance import ImportanceWeights
 from learner.record import Record
-from learner.train_step import StepResult, TrainStep
+from learner.train_step import NotFinite, StepResult, TrainStep
 
 
 class Learner(Role):
@@ -74,12 +74,24 @@ class Learner(Role):
 
     def _train(self, replay: int, message: np.ndarray) -> None:
         views = self._samples.views(message)
-        result = self.train(views, self.importance(replay, views))
+        try:
+            result = self.train(views, self.importance(replay, views))
+        except NotFinite as error:
+            self._skip(error, views)
+            return
         self._priority_views["key"][:] = views["key"]
         self._priority_views["priority"][:] = result.priority
         self.port.send_priorities(replay, self._priority_message)
         self._note(result, views["param_version"])
         self._after_step(self.train.learner_steps)
+
+    def _skip(self, error: NotFinite, views: dict[str, np.ndarray]) -> None:
+        """Go on without the step, its priorities as they were; keep what it was made from. Too many end the run."""
+        self.counters.add("skipped_steps")
+        skipped = int(self.counters["skipped_steps"])
+        self.record.keep_skipped(skipped, error, views, self.train.state())
+        if skipped > self.config.learner.max_skipped_steps:
+            raise error
 
     def _after_step(self, learner_steps: int) -> None:
         if learner_steps % self.config.learner.publish_period == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import time
 
 import numpy as np
@@ -79,6 +80,20 @@ class Record:
         weights.unflatten(best, vector)
         state = {"online": best.state_dict(), "learner_steps": weight_header(message)[1], "eval_return": self.best_return}
         checkpoint.save(self.folder.checkpoints / "best.pt", state)
+
+    def keep_skipped(self, number: int, error: Exception, views: dict[str, np.ndarray], state: dict) -> None:
+        """Write the batch and the networks of a step that was skipped to ``skipped/``, and tell."""
+        folder = self.folder.path / "skipped"
+        stem = folder / f"{number:04d}-after-step-{state['learner_steps']}"
+        try:
+            folder.mkdir(exist_ok=True)
+            np.savez(stem.with_suffix(".npz"), **views)
+            checkpoint.save(stem.with_suffix(".pt"), state)
+            kept = f"{stem}.npz and .pt hold its batch and the networks"
+        except OSError as failure:
+            kept = f"its batch could not be kept: {failure.strerror}"
+        most = self.config.learner.max_skipped_steps
+        print(f"apex: {error}; skipped ({number} of {most} before the run fails); {kept}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Write the last row of the log and the result."""

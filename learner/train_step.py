@@ -30,6 +30,10 @@ class StepResult(NamedTuple):
     grad_norm: float
 
 
+class NotFinite(FloatingPointError):
+    """The loss or the gradient of a step is NaN or infinite; networks and optimiser are as before it."""
+
+
 class TrainStep:
     """Online and target network, optimiser, and the update of both (Horgan et al. 2018, section 3.1)."""
 
@@ -47,8 +51,8 @@ class TrainStep:
     def __call__(self, views: dict[str, np.ndarray], is_weight: np.ndarray) -> StepResult:
         """Update the online network from a sample message; copy it into the target when that is due.
 
-        The loss is the mean of is_weight * Huber(TD error). Raises FloatingPointError where it is
-        not finite.
+        The loss is the mean of is_weight * Huber(TD error). Raises :class:`NotFinite`, and changes nothing,
+        where it or its gradient is not finite.
         """
         batch = {name: _on(self.device, views[name]) for name in _INPUTS}
         weight = torch.from_numpy(is_weight).to(self.device)
@@ -56,7 +60,7 @@ class TrainStep:
         huber = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
         loss = (weight * huber).mean()
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"the loss of learner step {self.learner_steps + 1} is {loss.item()}")
+            raise NotFinite(f"the loss of learner step {self.learner_steps + 1} is {loss.item()}")
         grad_norm = self._descend(loss)
         priority = error.detach().abs().cpu().numpy()
         return StepResult(priority, loss.item(), float(priority.mean()), q_taken.mean().item(), grad_norm)
@@ -80,6 +84,8 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.online.parameters(), self.config.learner.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise NotFinite(f"the gradient of learner step {self.learner_steps + 1} has norm {norm.item()}")
         self.optimizer.step()
         self.learner_steps += 1
         if self.learner_steps % self.config.learner.target_period == 0:

@@ -22,12 +22,13 @@ import pkgutil
 from types import ModuleType
 
 from apex.config import ConfigError, EnvConfig, nearest
+from apex.envs.guard import EnvironmentFailure, GuardedEnvs
 from apex.envs.vector import Timestep, VectorEnv
 from apex.schema import EnvSpec
 
-__all__ = ["Timestep", "VectorEnv", "env_spec", "families", "make_envs"]
+__all__ = ["EnvironmentFailure", "GuardedEnvs", "Timestep", "VectorEnv", "env_spec", "families", "make_envs"]
 
-_NOT_FAMILIES = {"vector"}
+_NOT_FAMILIES = {"guard", "vector"}
 
 
 def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:

@@ -91,6 +91,7 @@ class Stall:
         time.sleep(0.7)  # a long training step: nobody else may wait for it
         self._until(self._is_over, lambda: False)
         self._for(0.5)  # now replay takes intake again
+        self._until(lambda: self.port.stop_requested, lambda: False)
         self.port.stop()
 
     def _take_nothing(self) -> None:
@@ -114,6 +115,8 @@ class Stall:
         arrived = self.port.poll_weights()
         if arrived:
             self.seen["versions"].append(weight_header(self.into)[0])
+            if self.seen["versions"][-1] == PUBLISHES:
+                self.port.request_stop()  # not before, however slow the machine
         return arrived
 
     def _sleep(self) -> None:

@@ -135,6 +135,7 @@ class Player:
         self.intake = Intake(config, envs.spec, actor, initial_priority)
         self.rng, self.time, self.wire = np.random.default_rng(0), 0, deque()
         self.steps = [[] for _ in range(envs.num_envs)]
+        self.before = [[] for _ in range(envs.num_envs)]  # transitions from before the row was last cut off
         self.obs = envs.reset()
         self.intake.begin(self.obs)
 
@@ -148,7 +149,8 @@ class Player:
 
     def expected(self, row):
         """Return the transitions of one environment so far."""
-        return expected_transitions(self.steps[row], self.config.algorithm.n_step, self.config.algorithm.discount)
+        algorithm = self.config.algorithm
+        return self.before[row] + expected_transitions(self.steps[row], algorithm.n_step, algorithm.discount)
 
     def _send(self):
         while self.intake.ready:
@@ -172,6 +174,8 @@ class Player:
         version = self.time // 3
         t = self.envs.step(self.rng.integers(self.envs.spec.num_actions, size=v))
         self.intake.add(t, numbers, q, version, bootstrap)
+        for row in np.flatnonzero(~t.valid):
+            self.before[row], self.steps[row] = self.expected(row), []
         for row in np.flatnonzero(t.valid):
             ends = bool(t.terminated[row]), bool(t.terminated[row] or t.truncated[row])
             known = float(t.reward[row]), version, q[row], bootstrap[row], t.last_obs[row].tobytes()

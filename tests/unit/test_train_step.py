@@ -9,7 +9,7 @@ import torch
 from apex.algorithms.networks import make
 from apex.config import AlgorithmConfig, from_tables, load
 from apex.schema import EnvSpec, aligned_bytes, sample_layout
-from learner.train_step import TrainStep
+from learner.train_step import NotFinite, TrainStep
 
 SPEC = EnvSpec((3,), "float32", 2, 4)
 PIXELS = EnvSpec((36, 36), "uint8", 2, 4)
@@ -238,9 +238,22 @@ def test_a_loss_that_is_not_finite_raises_and_changes_nothing(field, value):
     views, weight = sample(seed=1)
     views[field][2] = value
     before = bits(step.online)
-    with pytest.raises(FloatingPointError, match="the loss of learner step 2 is"):
+    with pytest.raises(NotFinite, match="the loss of learner step 2 is"):
         step(views, weight)
     assert bits(step.online) == before and step.learner_steps == 1
+
+
+def test_a_gradient_that_is_not_finite_raises_and_changes_nothing_not_even_the_optimiser():
+    step, undisturbed = make_step(), make_step()
+    step(*sample()), undisturbed(*sample())
+    before = bits(step.online)
+    hook = next(step.online.parameters()).register_hook(lambda gradient: gradient * np.inf)
+    with pytest.raises(NotFinite, match="the gradient of learner step 2 has norm"):
+        step(*sample(seed=1))
+    assert bits(step.online) == before and step.learner_steps == 1
+    hook.remove()
+    step(*sample(seed=2)), undisturbed(*sample(seed=2))
+    assert bits(step.online) == bits(undisturbed.online)
 
 
 # --- networks ---------------------------------------------------------------------------------------
