@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -234,21 +233,20 @@ class Job:
 
     def __init__(self, arguments: list[str], folder: Path):
         self._output, self._mark = folder / "output", uuid.uuid4().hex
-        self._arguments = arguments
+        self._arguments, self._resources = arguments, contextlib.ExitStack()
         self._own = {_MARK: self._mark, "TMPDIR": str(folder)}  # what launchers leave goes with the folder
 
     def __enter__(self) -> Job:
+        shared = self._resources.enter_context(mpirun.segments())
         with open(self._output, "wb") as output:
             self.process = subprocess.Popen(
-                self._arguments, env=_environment() | self._own, stdin=subprocess.DEVNULL, stdout=output,
+                self._arguments, env=_environment() | shared | self._own, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
             )  # fmt: skip
         return self
 
     def __exit__(self, *_) -> None:
-        left = set()
         if self.running():
-            left = self._shared_files()
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_ENDS_S)
@@ -259,16 +257,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         self.process.wait()
-        for path in left:
-            path.unlink(missing_ok=True)
-
-    def _shared_files(self) -> set[Path]:
-        """Return the files in shared memory that the job uses; MPI leaves them when its ranks are killed."""
-        found = set()
-        for pid in self.processes():
-            with contextlib.suppress(OSError):
-                found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
-        return {Path(name) for name in found}
+        self._resources.close()
 
     def processes(self) -> list[int]:
         """Return the processes of the job that are alive."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from apex.config import ConfigError
 from launch import job
 
+_SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-mpi-"
 ENVIRONMENT = {
     # Open MPI refuses root unless told twice.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -39,6 +43,31 @@ def launcher(ranks: int) -> list[str]:
     mpirun = find_mpirun()
     slots = ["--host", f"localhost:{ranks}"] if _is_open_mpi(mpirun) and not _in_a_job() else []
     return [mpirun, *slots, "-n", str(ranks)]
+
+
+@contextlib.contextmanager
+def segments() -> Iterator[dict[str, str]]:
+    """Yield the variables that keep Open MPI's shared memory in a folder of its own, and remove that at the end.
+
+    Ranks that are killed leave their files behind. So does this process when it is killed: then the next one
+    removes them.
+    """
+    folder = None if _in_a_job() else _make_segments_folder()
+    try:
+        yield {} if folder is None else {"OMPI_MCA_btl_sm_backing_directory": str(folder)}
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_segments_folder() -> Path | None:
+    for stale in _SHARED_MEMORY.glob(f"{_SEGMENTS}*"):
+        if not os.path.exists(f"/proc/{stale.name.removeprefix(_SEGMENTS).partition('-')[0]}"):
+            shutil.rmtree(stale, ignore_errors=True)
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"{_SEGMENTS}{os.getpid()}-", dir=_SHARED_MEMORY))
+    except OSError:  # Open MPI will know another place
+        return None
 
 
 def _is_open_mpi(mpirun: str) -> bool:

@@ -39,14 +39,15 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
     from launch import job, memory, mpirun, preflight, spawn
     from launch.rank import start_folder
 
-    if config.run.transport == "zmq":
-        launcher, environment = spawn.launcher(topology.size), job.ENVIRONMENT
-    else:
-        launcher, environment = mpirun.launcher(topology.size), mpirun.ENVIRONMENT
+    over_mpi = config.run.transport == "mpi"
+    launcher = (mpirun if over_mpi else spawn).launcher(topology.size)
     memory.check(config, preflight.check(config), topology)
     folder = RunFolder(start_folder(config, preset))
     view.announce(config, topology, folder.path)
-    return job.run(launcher, environment, config, topology, folder, preset, arguments)
+    if not over_mpi:
+        return job.run(launcher, job.ENVIRONMENT, config, topology, folder, preset, arguments)
+    with mpirun.segments() as segments:
+        return job.run(launcher, mpirun.ENVIRONMENT | segments, config, topology, folder, preset, arguments)
 
 
 def _train_here(config: Config, topology: Topology, preset: str) -> int:

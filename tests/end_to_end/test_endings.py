@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -120,6 +121,15 @@ def learns(directory) -> bool:
     return bool(rows) and rows[-1]["learner_steps"] > 0
 
 
+def shared_memory(job) -> set[Path]:
+    """Return the files in shared memory that the job's processes use; over MPI there are some."""
+    used = set()
+    for pid in job.processes():
+        used |= {Path(name) for name in re.findall(r"/dev/shm/\S+", (Path("/proc") / str(pid) / "maps").read_text())}
+    assert used or "zmq" in job.process.args
+    return used
+
+
 def launcher_of(job) -> int | None:
     """Return the pid of the job's mpirun, which runs as prterun, or of its ``launch.spawn``, once there is one."""
     return next((pid for pid, line in job.processes().items() if "prterun" in line.split(" ")[0] or "-m launch.spawn" in line), None)
@@ -176,8 +186,10 @@ class TestSignals:
         job.process.send_signal(signal.SIGINT)
         time.sleep(1)
         assert job.process.poll() is None
+        used = shared_memory(job)
         job.process.send_signal(signal.SIGINT)
         check_failed(directory, job.wait(ENDS_S))
+        assert not any(path.exists() for path in used)
 
 
 class TestLimits:
@@ -253,16 +265,20 @@ class TestFailures:
     def test_a_killed_rank_ends_the_job(self, start, directory, train):
         job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        used = shared_memory(job)
         os.kill(job.rank(ACTOR_RANK), signal.SIGKILL)
         ended = job.wait(ENDS_S)
         check_failed(directory, ended)
+        assert not any(path.exists() for path in used)
         assert folder_of(directory).result()["learner_steps"] > 0  # as far as the log had come
 
-    def test_a_killed_mpirun_or_spawn_takes_its_ranks_with_it(self, start, directory, train, tmp_path):
-        job = start(train(), {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)})
+    def test_a_killed_mpirun_or_spawn_takes_its_ranks_with_it(self, start, directory, train):
+        job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        used = shared_memory(job)
         os.kill(launcher_of(job), signal.SIGKILL)
         check_failed(directory, job.wait(ENDS_S))
+        assert not any(path.exists() for path in used)
         assert not list(job.folder.glob(f"{spawn.FOLDER_PREFIX}*"))
 
     def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, train, inject, injected):
