@@ -2,7 +2,7 @@
 
 The rank that binds has a ROUTER (:class:`Hub`), the ranks that connect a DEALER each (:class:`Link`).
 A peer's name is the job's secret token and its rank, so whatever a stranger sends is recognised before
-anything of it is looked at. What is refused is counted, and told once.
+anything of it is looked at. What is refused is counted, and told once. Between hosts all of it is encrypted.
 
 High-water marks are off: what is on its way is bounded by the ports, which count credits, so that
 nothing ever needs to be dropped.
@@ -10,13 +10,17 @@ nothing ever needs to be dropped.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import sys
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import zmq
+from zmq.utils import z85
 
+from apex.config import ConfigError
 from apex.schema import aligned_bytes
 
 _HEADER = struct.Struct("<4sIq")  # what this is, kind, argument
@@ -40,8 +44,10 @@ class Message(NamedTuple):
 class _Mailbox:
     """Receiving and sending on one socket."""
 
-    def __init__(self, socket: zmq.Socket, owner: str):
+    def __init__(self, socket: zmq.Socket, owner: str, endpoint: str, token: bytes):
         self.socket, self._owner = socket, owner
+        if between_hosts(endpoint):
+            encrypt(socket, token)
         self.refused = 0
         socket.linger = LINGER_MS
         socket.sndhwm = socket.rcvhwm = 0
@@ -117,7 +123,7 @@ class Hub(_Mailbox):
     """Where peers connect to: binds, and knows them by name."""
 
     def __init__(self, context: zmq.Context, endpoint: str, token: bytes, peers, owner: str, largest_nbytes: int | None):
-        super().__init__(context.socket(zmq.ROUTER), owner)
+        super().__init__(context.socket(zmq.ROUTER), owner, endpoint, token)
         self._name_of = {rank: name(token, rank) for rank in peers}
         self._rank_of = {name: rank for rank, name in self._name_of.items()}
         self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
@@ -139,7 +145,7 @@ class Link(_Mailbox):
     """The way to a peer that binds."""
 
     def __init__(self, context: zmq.Context, endpoint: str, token: bytes, rank: int, peer: int, owner: str):
-        super().__init__(context.socket(zmq.DEALER), owner)
+        super().__init__(context.socket(zmq.DEALER), owner, endpoint, token)
         self._peer = peer
         self.socket.routing_id = name(token, rank)
         self.socket.reconnect_ivl = 10  # ms; the peer may bind a little later
@@ -167,6 +173,28 @@ class Link(_Mailbox):
 def name(token: bytes, rank: int) -> bytes:
     """Return how a rank calls itself: something that ZeroMQ never makes up (those names begin with a zero byte)."""
     return b"r" + rank.to_bytes(4, "little") + token
+
+
+def between_hosts(endpoint: str) -> bool:
+    """Whether messages on the way to this place can be seen on a network."""
+    parts = urlsplit(endpoint)
+    return parts.scheme == "tcp" and parts.hostname != "localhost" and not (parts.hostname or "").startswith("127.")
+
+
+def encrypt(socket: zmq.Socket, token: bytes) -> None:
+    """Have a ROUTER or DEALER use CURVE (RFC 26) with the one key pair of the job, made from the token that only its ranks know.
+
+    Who does not know the token neither gets a connection nor can read what others send.
+    """
+    if not zmq.has("curve"):
+        raise ConfigError("this ZeroMQ has no CURVE, without which nothing is sent between hosts; install the pyzmq wheel")
+    secret = z85.encode(hashlib.sha256(b"apex-mpi key of a job" + token).digest())
+    public = zmq.curve_public(secret)
+    socket.curve_secretkey, socket.curve_publickey = secret, public
+    if socket.type == zmq.ROUTER:
+        socket.curve_server = True
+    else:
+        socket.curve_serverkey = public
 
 
 def wait(boxes: list[Hub | Link], seconds: float) -> None:
