@@ -41,7 +41,7 @@ class RunConfig:
     target_return: float = option(0.0, "end once a greedy evaluation reaches this mean return (if stop_at_target)", "return")
     stop_at_target: bool = option(False, "end the run at target_return")
     log_period_s: float = option(2.0, "time between two rows of the log", "s", low=0.01)
-    watchdog_s: float = option(60.0, "report a role that has waited this long, and for what", "s", low=0.1)
+    watchdog_s: float = option(60.0, "report a role that has waited this long, for what, and where each rank is", "s", low=0.1)
     drain_s: float = option(30.0, "longest wait for messages in flight at the end", "s", low=0.1)
 
 

@@ -7,6 +7,7 @@
         metrics.jsonl  one row of the log a line
         result.json    how the run ended, written once
         error.txt      the traceback that ended it, the first writer's
+        stacks/        where ranks were that hung, or waited for one that did
         checkpoints/   tensorboard/
 """
 
@@ -97,6 +98,10 @@ class RunFolder:
         self.metrics_path = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
+
+    def stacks_of(self, role: str, index: int) -> Path:
+        """Return the file that a rank writes its stacks to when it hangs."""
+        return self.path / "stacks" / f"{role}-{index}.txt"
 
     def write_config(self, toml_text: str) -> None:
         """Write ``config.toml`` (see :func:`apex.config.to_toml`); a reader sees all of it or none."""

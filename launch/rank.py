@@ -110,6 +110,7 @@ def _refuse(rank: int, refusal: str) -> int:
 def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals) -> None:
     from apex.schema import limits
     from apex.transport.drive import drive, wait_of
+    from apex.transport.watchdog import Watchdog
     from launch import view
     from launch.roles import build, limit_torch_threads, print_line
 
@@ -129,7 +130,9 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     role = build(config, spec, topology, comm.rank, port, folder, preset, show)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
-    drive(role, topology.name(comm.rank), config.run.watchdog_s, drain_s, signals, wait)
+    watchdog = Watchdog(topology.name(comm.rank), config.run.watchdog_s, folder.stacks_of(*topology.role(comm.rank)))
+    drive(role, watchdog, drain_s, signals, wait)
+    watchdog.close()
     role.close()
     if speaks:
         view.conclude(folder)

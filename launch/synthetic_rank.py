@@ -50,12 +50,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _play(options, topology: Topology, rank: int, joined) -> dict:
     from apex.transport.drive import StopSignals, drive, wait_of
+    from apex.transport.watchdog import Watchdog
     from launch import synthetic
 
     config = synthetic.config(topology.num_actors, options.replay_ranks)
     port = joined.make_port(topology, config, synthetic.SPEC, limits(config, synthetic.SPEC))
     role = _role(options, config, topology, rank, port)
-    drive(role, topology.name(rank), _WATCHDOG_S, _DRAIN_S, StopSignals(), wait_of(port))
+    drive(role, Watchdog(topology.name(rank), _WATCHDOG_S), _DRAIN_S, StopSignals(), wait_of(port))
     name, index = topology.role(rank)
     found = {"role": name, "index": index, "rank": rank} | role.usage.summary() | role.results()
     role.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 from apex.ports import Port
 from apex.role import Role
+from apex.transport.watchdog import Watchdog
 
 _YIELDS = 10  # polls that only yield the core before the first sleep
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3
@@ -94,48 +94,27 @@ class StopSignals:
         self.caught = signal.Signals(number).name
 
 
-class Watchdog:
-    """Says once per wait, after ``limit_s``, which role has waited how long and for what."""
-
-    def __init__(self, name: str, limit_s: float):
-        self.name, self.limit_s = name, limit_s
-        self.reset()
-
-    def reset(self) -> None:
-        """There was work."""
-        self._since, self._told = time.monotonic(), False
-
-    def check(self, role: Role) -> None:
-        """Tell if the wait has become long."""
-        if self._told or time.monotonic() - self._since <= self.limit_s:
-            return
-        self._told = True
-        awaited = role.waiting_for()
-        if awaited is not None:
-            print(f"apex: {self.name} has waited {self.limit_s:g} s for {awaited}", file=sys.stderr, flush=True)
-
-
 class DrainTimeout(RuntimeError):
     """The run has ended but messages of some rank never arrived."""
 
 
-def drive(role: Role, name: str, watchdog_s: float, drain_s: float, signals: StopSignals, wait: Wait) -> None:
+def drive(role: Role, watchdog: Watchdog, drain_s: float, signals: StopSignals, wait: Wait) -> None:
     """Step ``role`` until it has finished; ask for the end of the run when a signal has arrived.
 
     Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``.
     """
-    watchdog, deadline = Watchdog(name, watchdog_s), None
+    deadline = None
     while not role.finished:
         if signals.caught and deadline is None:
             role.port.request_stop()
         if role.port.stopping:
             deadline = deadline or time.monotonic() + drain_s
-            _check_drain(role, name, deadline, drain_s)
+            _check_drain(role, watchdog.name, deadline, drain_s)
         if role.step():
-            wait.reset(), watchdog.reset()
+            wait.reset(), watchdog.reset(), watchdog.beat()
         else:
             role.counters.add("wait_s", wait.idle())
-            watchdog.check(role)
+            watchdog.check(role), watchdog.beat()
 
 
 def _check_drain(role: Role, name: str, deadline: float, drain_s: float) -> None:

@@ -292,6 +292,18 @@ class TestFailures:
         saved = checkpoint.load(folder_of(directory).checkpoints / "latest.pt")
         assert saved["learner_steps"] == folder_of(directory).result()["learner_steps"]
 
+    def test_a_rank_that_hangs_and_those_that_wait_for_it_tell_where_they_are(self, start, directory, train, inject):
+        job = start(train(run__watchdog_s=2), inject(ACTOR_RANK, **HANG | {"after": 5}))
+        told = lambda: (job.folder / "stderr").read_text()  # noqa: E731
+        job.wait_until(lambda: "learner (rank 0) has waited 2 s for sample batches" in told(), STARTS_S, "the learner's complaint")
+        hung, waits = (folder_of(directory).stacks_of(role, 0) for role in ("actor", "learner"))
+        job.wait_until(lambda: "in fail" in hung.read_text() and "in drive" in waits.read_text(), STARTS_S, "the stacks")
+        assert f"stacks of ranks that wait or hang are in {hung.parent.resolve()}" in told()
+        for _ in range(2):
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        check_failed(directory, job.wait(ENDS_S))
+
     def test_a_killed_launcher_takes_its_ranks_with_it(self, start, directory, train):
         job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")

@@ -1,10 +1,12 @@
 """What all roles share: the last report, the watchdog, and the end of a local run that fails."""
 
+import time
+
 import pytest
 
 from apex.role import Role
 from apex.run_folder import RunFolder
-from apex.transport.drive import Watchdog
+from apex.transport.watchdog import Watchdog
 from launch.main import main
 
 
@@ -60,6 +62,23 @@ def test_the_watchdog_names_a_long_wait_once_and_is_silent_about_one_by_design(c
             watchdog.check(Waiting(awaited))
         complaints = capsys.readouterr().err.splitlines()
         assert complaints == ["apex: learner (rank 0) has waited 0 s for sample batches"] * told
+
+
+def test_the_watchdog_leaves_no_file_where_nothing_has_hung_and_the_stack_where_it_has(tmp_path):
+    quiet, hung = (Watchdog("actor 0", limit_s=0.2, stacks=tmp_path / name / "actor-0.txt") for name in ("quiet", "hung"))
+    time.sleep(0.5)  # faulthandler keeps time for the last that asked: a process is one rank
+    quiet.close(), hung.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["hung"]
+    assert "test_the_watchdog_leaves_no_file" in (tmp_path / "hung" / "actor-0.txt").read_text()
+
+
+def test_the_watchdog_is_silent_as_long_as_steps_end(tmp_path):
+    watchdog = Watchdog("actor 0", limit_s=0.4, stacks=tmp_path / "stacks" / "actor-0.txt")
+    for _ in range(40):
+        time.sleep(0.02)
+        watchdog.beat()
+    watchdog.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_local_run_that_fails_leaves_its_traceback_and_a_result_that_says_so(monkeypatch, tmp_path):

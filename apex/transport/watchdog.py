@@ -1,0 +1,78 @@
+"""Says who waits for whom, and where every rank is, when a wait or a single step has become long."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+from pathlib import Path
+
+from apex.role import Role
+
+_LOOKS = 4  # times a limit that a rank says it is alive
+
+
+class Watchdog:
+    """Tells once per wait, after ``limit_s``, which role has waited how long and for what.
+
+    With ``stacks``, the stacks of all threads of this rank are then written to that file. So are those of a rank that has
+    been in one step for as long, by a thread outside of Python (``faulthandler``), as what it hangs in may never let
+    Python run: such a rank is the one that the others wait for. A file that stays empty is removed.
+    """
+
+    def __init__(self, name: str, limit_s: float, stacks: Path | None = None):
+        self.name, self.limit_s = name, limit_s
+        self._file = self._opened(stacks)
+        self._next_beat = 0.0
+        self.reset()
+        self.beat()
+
+    def reset(self) -> None:
+        """There was work."""
+        self._since, self._told = time.monotonic(), False
+
+    def beat(self) -> None:
+        """A step has ended: the next may take as long again."""
+        now = time.monotonic()
+        if self._file is not None and now >= self._next_beat:
+            self._next_beat = now + self.limit_s / _LOOKS
+            faulthandler.dump_traceback_later(self.limit_s, repeat=True, file=self._file)
+
+    def check(self, role: Role) -> None:
+        """Tell if the wait has become long."""
+        if self._told or time.monotonic() - self._since <= self.limit_s:
+            return
+        self._told = True
+        awaited = role.waiting_for()
+        if awaited is None:
+            return
+        where = ""
+        if self._file is not None:
+            faulthandler.dump_traceback(self._file)
+            where = f"; stacks of ranks that wait or hang are in {Path(self._file.name).parent}"
+        print(f"apex: {self.name} has waited {self.limit_s:g} s for {awaited}{where}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """The role has ended."""
+        if self._file is None:
+            return
+        faulthandler.cancel_dump_traceback_later()
+        path = Path(self._file.name)
+        self._file.close()
+        try:
+            if path.stat().st_size == 0:
+                path.unlink()
+            path.parent.rmdir()
+        except OSError:  # it is not empty, or gone
+            pass
+
+    @staticmethod
+    def _opened(path: Path | None):
+        """Return the file, or None where the disk does not take it, which is no reason not to train."""
+        if path is None:
+            return None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return open(path, "w")
+        except OSError:
+            return None
