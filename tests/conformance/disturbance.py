@@ -109,6 +109,14 @@ class EndlessStorm:
         return pickle.loads((self.folder / f"rank-{rank}").read_bytes())
 
 
+def slowdown() -> float:
+    """Return how much longer computing takes now, beside all else on this machine, than alone: 1 where a core is free."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    while time.process_time() - cpu_start < 0.2:
+        pass
+    return max(1.0, (time.perf_counter() - start) / 0.2)
+
+
 def memory_of(pid: int) -> int:
     """Return the bytes in memory that a process alone answers for: its own, and its share of memory that is shared.
 
@@ -159,4 +167,4 @@ class Disturbance:
                 storm.until(lambda: all(storm.status(rank, "ending") for rank in acting), "requests to stop")
             # Priorities and a publish, and the word to stop, before replay has taken what came earlier.
             storm.until(lambda: all(storm.status(rank, "stopping") for rank in (learner, *acting)), "the word to stop")
-        assert storm.problems(ENDS_S) == {}
+        assert storm.problems(ENDS_S * slowdown()) == {}
