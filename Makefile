@@ -1,5 +1,6 @@
 # make train            learn CartPole over MPI (PRESET=pong-small for Pong, ARGS="--ranks 6" and the like)
 # make test             run every test
+# make test-slurm       run the job scripts on a real SLURM, started here for the purpose (needs root and its packages)
 # make native           build the C part
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers
 # make lint             check style
@@ -30,6 +31,9 @@ train: $(READY) native
 test: $(READY) native
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-slurm: $(READY) native
+	@$(BIN)/python -m pytest tests/slurm $(ARGS)
+
 native:
 	@$(NEED_COMPILER)
 	@$(NEED_PYTHON)
@@ -55,4 +59,4 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(PIP) --editable ".[mpi,test]"
 	@touch $(READY)
 
-.PHONY: train test native test-native lint clean
+.PHONY: train test test-slurm native test-native lint clean

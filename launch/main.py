@@ -36,7 +36,7 @@ def _refuse(error: ConfigError) -> int:
     try:
         told = world.from_environment()
     except ConfigError:
-        told = None
+        told = world.from_srun()
     if told is not None and told[0] != 0:
         time.sleep(_FIRST_RANK_TELLS_S)
     print(f"apex: {error}", file=sys.stderr, flush=True)
@@ -146,9 +146,10 @@ def _add_submit(commands) -> None:
     about = "Fill the settings of a SLURM script in (launch/slurm), write it to RUNS/submitted, and submit it."
     submit = commands.add_parser("submit", help="train a preset as a SLURM job", description=about)
     submit.add_argument("preset", help="as for train")
-    submit.add_argument("--kind", choices=("single", "many", "heterogeneous", "requeue", "compare"), help="(default: single or many, by --nodes)")
-    submit.add_argument("--nodes", type=_positive, help="nodes; heterogeneous: those of the actors (default: 1)")
-    submit.add_argument("--ranks-per-node", type=_positive, metavar="N", help="processes of a node (default: what the preset's actors need)")
+    kinds = ("single", "many", "heterogeneous", "requeue", "compare")
+    submit.add_argument("--kind", choices=kinds, help="which script (default: single or many, by --nodes)")
+    submit.add_argument("--nodes", type=_positive, metavar="N", help="nodes; heterogeneous: those of the actors (default: 1)")
+    submit.add_argument("--ranks-per-node", type=_positive, metavar="N", help="processes of a node (default: as the preset's actors need)")
     submit.add_argument("--cpus-per-rank", type=_positive, metavar="N", help="cores of a process (default: 1)")
     submit.add_argument("--time", help="longest time, as sbatch has it: 24:00:00")
     submit.add_argument("--mem", help="memory of a node, as sbatch has it: 64G")

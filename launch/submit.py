@@ -151,7 +151,8 @@ def fill(text: str, parts: list[dict[str, str | None]], variables: dict[str, str
     sections = text.split(_NEXT_PART)
     filled = _NEXT_PART.join(_with_options(section, options) for section, options in zip(sections, parts, strict=True))
     for name, value in variables.items():
-        filled = re.sub(rf"^{name}=.*$", lambda _, line=f"{name}={shlex.quote(value)}": line, filled, flags=re.MULTILINE)
+        line = f"{name}={shlex.quote(value)}"
+        filled = re.sub(rf"^{name}=.*$", lambda _, line=line: line, filled, flags=re.MULTILINE)
     return filled
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-NODES = ("cpu1", "cpu2", "gpu1")
+NODES = ("cpu1", "cpu2", "accel1")  # the one with the GPU comes first in the alphabet: see heterogeneous.sbatch
 CORES = 4  # SLURM is told of as many in each node, whatever there is
 UP_S, DOWN_S = 60, 30
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # where daemons live
@@ -51,9 +51,9 @@ PreemptMode=REQUEUE
 GresTypes=gpu
 NodeName=cpu1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} RealMemory=2000
 NodeName=cpu2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} RealMemory=2000
-NodeName=gpu1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs={cores} RealMemory=2000 Gres=gpu:1
+NodeName=accel1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs={cores} RealMemory=2000 Gres=gpu:1
 PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP PriorityTier=1 GraceTime=60
-PartitionName=gpu Nodes=gpu1 State=UP PriorityTier=1
+PartitionName=gpu Nodes=accel1 State=UP PriorityTier=1
 PartitionName=high Nodes=cpu[1-2] State=UP PriorityTier=10 PreemptMode=off
 """
 # cred_expire: SLURM starts a requeued job again only when the credential of its last start has run out (120 s by default).
@@ -136,11 +136,12 @@ class Cluster:
         for name in ("state", "munge", *(f"tmp-{node}" for node in NODES)):
             (self.folder / name).mkdir(mode=0o700)
         (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "gres.conf").write_text("NodeName=gpu1 Name=gpu File=/dev/null\n")
+        (self.folder / "gres.conf").write_text("NodeName=accel1 Name=gpu File=/dev/null\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
     def _start_munge(self) -> None:
-        files = {"key-file": "munge/key", "socket": "munge.sock", "pid-file": "munge/pid", "log-file": "munge.log", "seed-file": "munge/seed"}
+        files = {"key-file": "munge/key", "seed-file": "munge/seed", "pid-file": "munge/pid"}
+        files |= {"socket": "munge.sock", "log-file": "munge.log"}
         key = self.folder / "munge" / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
@@ -150,9 +151,9 @@ class Cluster:
     def _start(self, name: str, command: list[str]) -> None:
         with open(self.folder / f"{name}.out.log", "wb") as out:
             clean = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
-            self._daemons.append(
-                subprocess.Popen(command, env=clean | self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-            )
+            environment = clean | self.environment
+            daemon = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            self._daemons.append(daemon)
 
     def _states(self) -> list[str]:
         done = subprocess.run(

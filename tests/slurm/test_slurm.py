@@ -122,7 +122,7 @@ def test_a_heterogeneous_job_is_one_world_with_the_learner_on_the_node_with_the_
     )  # fmt: skip
     check_ended_in_order(job, "learner_steps", 5)
     # The second part is on cpu1 or cpu2 and counts its ranks from 3.
-    assert job.cluster.job(job.number)["NodeList"] == "gpu1"
+    assert job.cluster.job(job.number)["NodeList"] == "accel1"
 
 
 def test_the_doctor_finds_ranks_that_srun_has_started_without_an_MPI(submit):
