@@ -64,11 +64,10 @@ def _as_rank(config: Config | None, rank: int, size: int) -> dict | None:
         patient.no_world = _no_world(patient, worlds, size, error)
         _look_for_all(patient)
         return _report(patient)
-    seen["lends"] = sorted({rank, *neighbours(rank, comm.allgather)})
     if transport == "mpi":
         from apex.transport.mpi_facts import facts as mpi_facts
 
-        seen |= mpi_facts(comm)
+        seen |= mpi_facts(comm) | {"lends": sorted({rank, *neighbours(rank, comm.allgather)})}
     patient.ranks = comm.allgather(seen)
     worlds.from_learner(comm, lambda: _look_for_all(patient))
     patient.memory_refusal = _memory_refusal(patient, worlds, comm)
@@ -87,6 +86,8 @@ def _no_world(patient: Patient, worlds, size: int, error: Exception) -> str:
     """Say why the ranks are no world, and note the library if there is one."""
     if worlds is None:
         return f"mpi4py cannot load an MPI library: {str(error).splitlines()[0]}"
+    if world.transport() == "zmq":
+        return str(error)
     from apex.transport.mpi_facts import library
 
     patient.ranks[0]["library"] = library()

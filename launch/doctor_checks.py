@@ -18,6 +18,14 @@ OK, WARNING, WRONG = "ok", "warning", "wrong"
 SHM_BYTES_PER_RANK = 16 * 2**20
 
 
+_NO_WORLD = (  # part of what is known -> what to do
+    ("cannot load", "load your cluster's MPI module, or pip install 'apex-mpi[mpi]'; MPI4PY_LIBMPI=/path/libmpi.so names one"),
+    ("nothing: ", "look what `mpirun -n 2 hostname` says"),
+    ("srun", "name the PMI that your MPI was built for: --mpi=pmix or --mpi=pmi2 (srun --mpi=list shows those of this SLURM)"),
+    ("", "use the mpirun of mpi4py's library, or unset the variables of an earlier MPI job (env | grep -E 'OMPI|PMI')"),
+)
+
+
 class Finding(NamedTuple):
     """One line of the report."""
 
@@ -48,11 +56,7 @@ def library(patient: Patient) -> Iterator[Finding]:
 def world_size(patient: Patient) -> Iterator[Finding]:
     """All ranks are in one world, which is large enough."""
     if patient.no_world:
-        fix = (
-            "name the PMI that your MPI was built for: --mpi=pmix or --mpi=pmi2 (srun --mpi=list shows those of this SLURM)"
-            if "srun" in patient.launcher
-            else "use the mpirun of mpi4py's library, or unset the variables of an earlier MPI job (env | grep -E 'OMPI|PMI')"
-        )
+        fix = next(fix for part, fix in _NO_WORLD if part in f"{patient.launcher}: {patient.no_world}")
         yield Finding(WRONG, "world", patient.no_world, fix)
         return
     hosts = patient.hosts()
