@@ -86,7 +86,7 @@ def neighbours(patient: Patient) -> Iterator[Finding]:
         if any("near" in rank and rank["near"] != here for rank in ranks):
             text = f"{host} has ranks {here}, but MPI takes {ranks[0]['near']} to be together"
             yield Finding(WRONG, "hosts", text, "in a heterogeneous job, put the learner on nodes that come first in the alphabet")
-        elif len(here) > 1 and any(rank.get("lends", here) != here for rank in ranks):
+        elif len(here) > 1 and not all(set(here) <= set(rank.get("lends", here)) for rank in ranks):
             text = f"the ranks of {host} cannot read each other's memory, so everything is copied through messages"
             fix = "start them as one user, in one container (apptainer: without --pid), with ulimit -f unlimited"
             yield Finding(WARNING, "hosts", text, fix)
