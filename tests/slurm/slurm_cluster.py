@@ -15,7 +15,7 @@ from pathlib import Path
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("cpu1", "cpu2", "accel1")  # the one with the GPU comes first in the alphabet: see heterogeneous.sbatch
 CORES = 4  # SLURM is told of as many in each node, whatever there is
-UP_S, DOWN_S = 60, 30
+UP_S, DOWN_S = 120, 60
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # where daemons live
 
 _CONF = """
