@@ -52,7 +52,7 @@ GresTypes=gpu
 NodeName=cpu1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} RealMemory=2000
 NodeName=cpu2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} RealMemory=2000
 NodeName=accel1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs={cores} RealMemory=2000 Gres=gpu:1
-PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP PriorityTier=1 GraceTime=60
+PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP PriorityTier=1 GraceTime=600
 PartitionName=gpu Nodes=accel1 State=UP PriorityTier=1
 PartitionName=high Nodes=cpu[1-2] State=UP PriorityTier=10 PreemptMode=off
 """

@@ -149,9 +149,12 @@ def test_the_doctor_is_content_with_a_world_of_two_nodes(submit):
 
 
 def test_a_run_that_is_out_of_time_ends_in_order_and_comes_back(submit, cluster):
-    job = submit("--kind", "requeue", "--nodes", "2", "--ranks-per-node", "2", "--sbatch", "signal=B:USR1@60", "--time", "60", **FOR_EVER)
+    notice_s = 360
+    job = submit("--kind", "requeue", "--sbatch", f"signal=B:USR1@{notice_s}", "--nodes", "2", "--ranks-per-node", "2", "--time", "60", **FOR_EVER)
     job.wait_until(job.learns, STARTS_S, "the first checkpoint")
-    cluster.command("scontrol", "update", f"JobId={job.number}", "TimeLimit=1")
+    hours, minutes, _ = map(int, cluster.job(job.number)["RunTime"].split(":"))
+    soon = 60 * hours + minutes + notice_s // 60  # minutes: less than the notice is left, and enough to end in order
+    cluster.command("scontrol", "update", f"JobId={job.number}", f"TimeLimit={soon}")
     check_comes_back(job)
 
 
