@@ -150,7 +150,8 @@ def test_the_doctor_is_content_with_a_world_of_two_nodes(submit):
 
 def test_a_run_that_is_out_of_time_ends_in_order_and_comes_back(submit, cluster):
     notice_s = 360
-    job = submit("--kind", "requeue", "--sbatch", f"signal=B:USR1@{notice_s}", "--nodes", "2", "--ranks-per-node", "2", "--time", "60", **FOR_EVER)
+    sized = ("--nodes", "2", "--ranks-per-node", "2", "--time", "60")
+    job = submit("--kind", "requeue", "--sbatch", f"signal=B:USR1@{notice_s}", *sized, **FOR_EVER)
     job.wait_until(job.learns, STARTS_S, "the first checkpoint")
     hours, minutes, _ = map(int, cluster.job(job.number)["RunTime"].split(":"))
     soon = 60 * hours + minutes + notice_s // 60  # minutes: less than the notice is left, and enough to end in order
