@@ -13,9 +13,9 @@ from launch.mpirun import find_mpirun
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = slurm_cluster.missing()
-pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"), pytest.mark.timeout(2000)]
 
-STARTS_S, ENDS_S = 240, 240
+STARTS_S, ENDS_S = 500, 500  # ten times what an idle machine takes
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
 FOR_EVER = {"run__max_learner_steps": 10_000_000, "run__stop_at_target": "false", "learner__checkpoint_period": 100}
 RESUMES = "--resume" in (ROOT / "launch" / "main.py").read_text()
