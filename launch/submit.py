@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import shutil
@@ -126,7 +127,8 @@ def _sbatch_option(text: str) -> tuple[str, str]:
 def _variables(request: Request, kind: str, config: Config) -> dict[str, str]:
     """Return the shell variables that the script is to have."""
     beside = Path(sys.executable).parent / "apex"
-    values = {"SETUP": request.setup, "LAUNCH": request.launch, "APEX": str(beside) if beside.is_file() else None}
+    apex = os.environ.get("APEX") or (str(beside) if beside.is_file() else None)
+    values = {"SETUP": request.setup, "LAUNCH": request.launch, "APEX": apex}
     if request.doctor:
         values["COMMAND"] = "doctor"
     if kind == "single":

@@ -66,6 +66,11 @@ def test_many_nodes_are_started_as_the_site_says(capsys):
     assert said.stdout == "module load 'my mpi'|mpirun"
 
 
+def test_the_command_that_the_environment_names_is_the_one_that_runs(capsys, monkeypatch):
+    monkeypatch.setenv("APEX", "/some where/apex-box")
+    assert "\nAPEX='/some where/apex-box'\n" in shown(capsys, nodes=2)
+
+
 def test_the_parts_of_a_heterogeneous_job_have_options_of_their_own(capsys):
     more = ("replay.ranks=2", "replay.capacity=100_000", "learner.threads=3")
     text = shown(
