@@ -1,5 +1,6 @@
 # make train            learn CartPole over MPI (PRESET=pong-small for Pong, ARGS="--ranks 6" and the like)
 # make test             run every test
+# make test-slurm       run the job scripts on a real SLURM, started here for the purpose (needs root and its packages)
 # make test-hosts       run the tests between two hosts, made on this machine (needs root and iproute2)
 # make soak             train for ten minutes over each transport and watch the memory (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
 # make native           build the C part
@@ -34,6 +35,9 @@ train: $(READY) native
 test: $(READY) native
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-slurm: $(READY) native
+	@$(BIN)/python -m pytest tests/slurm $(ARGS)
+
 test-hosts: $(READY) native
 	@$(BIN)/python -m pytest tests/hosts $(ARGS)
 
@@ -66,4 +70,4 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(PIP) --editable ".[mpi,test]"
 	@touch $(READY)
 
-.PHONY: train test test-hosts soak native test-native lint clean
+.PHONY: train test test-hosts test-slurm soak native test-native lint clean

@@ -36,7 +36,7 @@ def _refuse(error: ConfigError) -> int:
     try:
         told = world.from_environment()
     except ConfigError:
-        told = None
+        told = world.from_srun()
     if told is not None and told[0] != 0:
         time.sleep(_FIRST_RANK_TELLS_S)
     print(f"apex: {error}", file=sys.stderr, flush=True)
@@ -58,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_plot(commands)
     _add_bench(commands)
     _add_compare(commands)
+    _add_submit(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -149,6 +151,42 @@ def _add_compare(commands) -> None:
     compare.set_defaults(run_command=_compare)
 
 
+def _add_submit(commands) -> None:
+    about = "Fill the settings of a SLURM script in (launch/slurm), write it to RUNS/submitted, and submit it."
+    submit = commands.add_parser("submit", help="train a preset as a SLURM job", description=about)
+    submit.add_argument("preset", help="as for train")
+    kinds = ("single", "many", "heterogeneous", "requeue", "compare")
+    submit.add_argument("--kind", choices=kinds, help="which script (default: single or many, by --nodes)")
+    submit.add_argument("--nodes", type=_positive, metavar="N", help="nodes; heterogeneous: those of the actors (default: 1)")
+    submit.add_argument("--ranks-per-node", type=_positive, metavar="N", help="processes of a node (default: as the preset's actors need)")
+    submit.add_argument("--cpus-per-rank", type=_positive, metavar="N", help="cores of a process (default: 1)")
+    submit.add_argument("--time", help="longest time, as sbatch has it: 24:00:00")
+    submit.add_argument("--mem", help="memory of a node, as sbatch has it: 64G")
+    submit.add_argument("--partition", metavar="NAME", help="partition; heterogeneous: that of the actors")
+    submit.add_argument("--learner-partition", metavar="NAME", help="heterogeneous: partition of the learner")
+    submit.add_argument("--gpus", type=_natural, metavar="N", help="GPUs of a node; heterogeneous: of the learner's (there by default 1)")
+    submit.add_argument("--setup", metavar="LINE", help="line of shell to run first: 'module load openmpi'")
+    submit.add_argument("--launch", metavar="COMMAND", help="what starts ranks on many nodes (default: 'srun --mpi=pmix')")
+    submit.add_argument("--sbatch", action="append", metavar="NAME=VALUE", help="another option of sbatch, as qos=low; may be repeated")
+    submit.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="as for train")
+    submit.add_argument("--transport", help="as for train")
+    submit.add_argument("--seed", help="as for train")
+    submit.add_argument("--doctor", action="store_true", help="run `apex doctor` in the job instead of the training")
+    submit.add_argument("--dry-run", action="store_true", help="only show the script and the call")
+    submit.set_defaults(run_command=_submit)
+
+
+def _add_doctor(commands) -> None:
+    about = "Look whether a preset would run well here. Under mpirun or srun it looks at that world; by itself it starts one."
+    doctor = commands.add_parser("doctor", help="look for what is wrong with this machine or job", description=about)
+    doctor.add_argument("preset", nargs="?", help="as for train (default: only look at the machine)")
+    doctor.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="as for train")
+    doctor.add_argument("--ranks", type=_positive, help="as for train")
+    doctor.add_argument("--transport", help="as for train")
+    doctor.add_argument("--json", type=Path, metavar="FILE", help="write the findings, and what each rank has seen, as JSON")
+    doctor.set_defaults(run_command=_doctor)
+
+
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
@@ -175,9 +213,14 @@ def _positive(text: str) -> int:
 def _train(options, arguments: list[str]) -> int:
     from launch import train
 
-    short = [f"run.{name}={value}" for name in ("transport", "seed") if (value := getattr(options, name)) is not None]
-    config = configuration.load(options.preset, [*options.overrides, *short])
+    config = configuration.load(options.preset, _overrides(options))
     return train.train(config, options.preset, options.ranks, arguments)
+
+
+def _overrides(options) -> list[str]:
+    """Return --set with what --transport and --seed are short for."""
+    short = [f"run.{name}={value}" for name in ("transport", "seed") if (value := getattr(options, name, None)) is not None]
+    return [*options.overrides, *short]
 
 
 def _evaluate(options, arguments: list[str]) -> int:
@@ -227,6 +270,20 @@ def _compare(options, arguments: list[str]) -> int:
     asked = {name: value for name in compare.FIELDS if (value := getattr(options, name, None)) is not None}
     chosen = compare.Options(**((compare.QUICK if options.quick else {}) | asked))
     return compare.run(chosen, options.json, options.png, options.report, shlex.join(["apex", *arguments]))
+
+
+def _submit(options, arguments: list[str]) -> int:
+    from launch import submit
+
+    asked = {name: value for name in submit.FIELDS if (value := getattr(options, name, None)) is not None}
+    return submit.run(submit.Request(**asked | {"overrides": tuple(_overrides(options)), "sbatch": tuple(options.sbatch or ())}))
+
+
+def _doctor(options, arguments: list[str]) -> int:
+    from launch import doctor
+
+    config = None if options.preset is None else configuration.load(options.preset, _overrides(options))
+    return doctor.run(config, options.ranks, options.json, arguments)
 
 
 def _config_help() -> str:

@@ -23,11 +23,28 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, 
     """
     names = next((pair for pair in _VARIABLES if all(name in environment for name in pair)), None)
     if names is None:
+        _refuse_bare_tasks(environment)
         return None
     rank, size = (environment[name] for name in names)
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise ConfigError(f"{names[0]}={rank} and {names[1]}={size} name no rank of a world; unset them to start on your own")
     return int(rank), int(size)
+
+
+def from_srun(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Return ``(task, tasks)`` of the step of SLURM that this process belongs to, or None: tasks, whether or not a world."""
+    task, tasks = (environment.get(name, "") for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+    return (int(task), int(tasks)) if task.isdecimal() and tasks.isdecimal() else None
+
+
+def _refuse_bare_tasks(environment: Mapping[str, str]) -> None:
+    """Raise :class:`ConfigError` where each of several tasks would take itself for the only one."""
+    step = from_srun(environment)
+    if step is not None and step[1] > 1:
+        raise ConfigError(
+            f"srun has started {step[1]} tasks, but no MPI world for them; name the PMI that your MPI was built for, "
+            "as --mpi=pmix or --mpi=pmi2 (srun --mpi=list shows those of this SLURM)"
+        )
 
 
 def transport() -> str:

@@ -1,0 +1,186 @@
+"""`apex submit`: fills the settings of a SLURM script in, writes the script, and submits it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from apex import config as configuration
+from apex import topology as topologies
+from apex.config import Config, ConfigError
+
+SCRIPTS = Path(__file__).resolve().parent / "slurm"
+KINDS = ("single", "many", "heterogeneous", "requeue", "compare")
+_NEXT_PART = "#SBATCH hetjob\n"  # between the parts of a heterogeneous job
+_MANY = "srun --mpi=pmix"  # starts ranks on many nodes, unless the site says otherwise
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `apex submit` was asked for; None: as the script, or the preset, has it."""
+
+    preset: str
+    overrides: tuple[str, ...] = ()
+    kind: str | None = None
+    nodes: int = 1
+    ranks_per_node: int | None = None
+    cpus_per_rank: int = 1
+    time: str | None = None
+    mem: str | None = None
+    partition: str | None = None
+    learner_partition: str | None = None
+    gpus: int | None = None
+    setup: str | None = None
+    launch: str | None = None
+    sbatch: tuple[str, ...] = ()
+    doctor: bool = False
+    dry_run: bool = False
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Request))
+
+
+def run(request: Request) -> int:
+    """Write the script and submit it, or with ``dry_run`` only show both; return the exit status."""
+    config = configuration.load(request.preset, request.overrides)
+    kind = request.kind or ("single" if request.nodes == 1 else "many")
+    _refuse_contradictions(request, kind, config)
+    text = fill((SCRIPTS / f"{kind}.sbatch").read_text(), _options(request, kind, config), _variables(request, kind, config))
+    arguments = _arguments(request, kind)
+    if request.dry_run:
+        print(f"{text}\n# sbatch THIS_FILE {shlex.join(arguments)}")
+        return 0
+    if shutil.which("sbatch") is None:
+        raise ConfigError("sbatch is not installed here; submit from a login node of the cluster, or look with --dry-run")
+    path = _write(text, config, f"{kind}-{Path(request.preset).name.removesuffix('.toml')}")
+    return _sbatch(path, arguments)
+
+
+def _sbatch(path: Path, arguments: list[str]) -> int:
+    done = subprocess.run(["sbatch", str(path), *arguments], stdin=subprocess.DEVNULL)
+    print(f"apex: {path} {'is submitted' if done.returncode == 0 else 'was refused by sbatch'}", flush=True)
+    return done.returncode
+
+
+def _refuse_contradictions(request: Request, kind: str, config: Config) -> None:
+    """Raise :class:`ConfigError` where the job could not run."""
+    if kind in ("single", "compare") and request.nodes != 1:
+        raise ConfigError(f"--kind {kind} is for one node; for --nodes {request.nodes} use --kind many, heterogeneous or requeue")
+    if kind == "compare" and (request.overrides or request.doctor):
+        raise ConfigError("--kind compare measures a preset as it is; leave out --set, --seed, --transport and --doctor")
+    if kind == "requeue" and request.doctor:
+        raise ConfigError("--doctor has nothing to requeue; leave out --kind requeue")
+    if kind != "heterogeneous" and request.learner_partition is not None:
+        raise ConfigError("--learner-partition is for --kind heterogeneous; all others have one --partition")
+    if config.run.transport == "local" or (config.run.transport == "zmq" and (kind == "heterogeneous" or request.nodes > 1)):
+        raise ConfigError(f"run.transport = '{config.run.transport}' cannot run on many nodes of SLURM; use mpi, or --nodes 1 with zmq")
+    topologies.make(config, _ranks(request, kind, config))
+
+
+def _ranks(request: Request, kind: str, config: Config) -> int:
+    """Return the ranks of the whole job."""
+    first_part = config.replay.ranks + 2 if kind == "heterogeneous" else 0
+    return first_part + request.nodes * _per_node(request, kind, config)
+
+
+def _per_node(request: Request, kind: str, config: Config) -> int:
+    """Return the ranks of a node (heterogeneous: of an actors' node): by default enough for the preset's actors."""
+    wanted = config.actor.count + (0 if kind == "heterogeneous" else config.replay.ranks + 2)
+    return request.ranks_per_node or -(-wanted // request.nodes)
+
+
+def _options(request: Request, kind: str, config: Config) -> list[dict[str, str | None]]:
+    """Return the options of sbatch for each part of the job."""
+    ranks = _per_node(request, kind, config)
+    named = {"time": request.time, "mem": request.mem, "partition": request.partition}
+    asked = {name: value for name, value in named.items() if value is not None}
+    if kind in ("single", "compare"):
+        sized = {"cpus-per-task": str(ranks * request.cpus_per_rank)}
+    else:
+        sized = {"nodes": str(request.nodes), "ntasks-per-node": str(ranks), "cpus-per-task": str(request.cpus_per_rank)}
+    more = dict(_sbatch_option(text) for text in request.sbatch)
+    if request.gpus is not None:
+        more = {"gres": f"gpu:{request.gpus}" if request.gpus else None} | more
+    if kind != "heterogeneous":
+        return [asked | sized | more]
+    learner = {"ntasks": str(config.replay.ranks + 2), "cpus-per-task": str(config.learner.threads)}
+    if request.learner_partition is not None:
+        learner["partition"] = request.learner_partition
+    return [{name: value for name, value in asked.items() if name != "partition"} | learner | more, asked | sized]
+
+
+def _sbatch_option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not re.fullmatch(r"[a-z][a-z-]*", name) or (equals and not value):
+        raise ConfigError(f"--sbatch {text}: write an option of sbatch without its dashes, for example --sbatch qos=low")
+    return name, value
+
+
+def _variables(request: Request, kind: str, config: Config) -> dict[str, str]:
+    """Return the shell variables that the script is to have."""
+    beside = Path(sys.executable).parent / "apex"
+    apex = os.environ.get("APEX") or (str(beside) if beside.is_file() else None)
+    values = {"SETUP": request.setup, "LAUNCH": request.launch, "APEX": apex}
+    if request.doctor:
+        values["COMMAND"] = "doctor"
+    if kind == "single":
+        values["RANKS"] = str(_per_node(request, kind, config))
+    if kind == "requeue":
+        values |= {"RUNS": config.run.directory, "LAUNCH": request.launch or (_MANY if request.nodes > 1 else None)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _arguments(request: Request, kind: str) -> list[str]:
+    """Return what follows the script's name."""
+    if kind == "compare":
+        return ["--preset", request.preset]
+    return [request.preset, *(part for text in request.overrides for part in ("--set", text))]
+
+
+def fill(text: str, parts: list[dict[str, str | None]], variables: dict[str, str]) -> str:
+    """Return a script with the options of each of its parts, and shell variables, set; an option of None is taken out."""
+    for value in (value for group in (*parts, variables) for value in group.values()):
+        if value is not None and not value.isprintable():
+            raise ConfigError(f"{value!r} holds characters that no line of a job script can")
+    sections = text.split(_NEXT_PART)
+    filled = _NEXT_PART.join(_with_options(section, options) for section, options in zip(sections, parts, strict=True))
+    for name, value in variables.items():
+        line = f"{name}={shlex.quote(value)}"
+        filled = re.sub(rf"^{name}=.*$", lambda _, line=line: line, filled, flags=re.MULTILINE)
+    return filled
+
+
+def _with_options(section: str, options: dict[str, str | None]) -> str:
+    """Return the text with each option on the line that has it, commented out or not, or after all others."""
+    lines = section.splitlines(keepends=True)
+    for name, value in options.items():
+        line = f"#SBATCH --{name}" + (f"={value}" if value else "") + "\n"
+        found = [at for at, old in enumerate(lines) if re.match(rf"##?SBATCH --{name}(=|\s)", old)]
+        if value is None:
+            lines = [old for at, old in enumerate(lines) if at not in found]
+        elif found:
+            lines[found[0]] = line
+        else:
+            last = max(at for at, old in enumerate(lines) if old.startswith("#SBATCH"))
+            lines.insert(last + 1, line)
+    return "".join(lines)
+
+
+def _write(text: str, config: Config, name: str) -> Path:
+    """Write the script beside the runs, where it stays as the record of what was submitted."""
+    folder = Path(config.run.directory) / "submitted"
+    path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.sbatch"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"run.directory = '{config.run.directory}' cannot be written to: {error.strerror}") from None
+    return path
