@@ -18,7 +18,7 @@ _WOKEN_WITHIN_S = 5e-3  # longest wait where a message ends it; what no message 
 
 
 class Wait:
-    """Yield the core a few times, then sleep, twice as long each time up to a millisecond.
+    """Yield the core a few times, then sleep, twice as long each time up to a millisecond, from half the last sleep on.
 
     A rank blocked inside MPI spins at full load, so no role ever blocks there; polling with sleeps
     leaves the cores to the ranks that have work. A yield is the quickest way to wait on a core of
@@ -32,15 +32,17 @@ class Wait:
         """For one of so many ranks on a host with so many cores; ``woken_by`` is the port's own ``wait``, if it has one."""
         self.ranks, self.cores, self._woken_by = ranks, cores, woken_by
         self.crowded, self._yield_from = ranks > cores, 0.0
-        self.reset()
+        self._idle_polls, self._sleep_s, self._slept_s = 0, _FIRST_SLEEP_S, 0.0
 
     def __str__(self) -> str:
         how = "is woken by messages" if self._woken_by else "sleeps at once" if self.crowded else "yields its core, then sleeps"
         return f"{self.ranks} ranks on {self.cores} cores here: a rank without work {how}"
 
     def reset(self) -> None:
-        """There was work: the next wait starts short again."""
-        self._idle_polls, self._sleep_s = 0, _FIRST_SLEEP_S
+        """There was work: the next wait starts with half the sleep that this one ended with."""
+        self._idle_polls = 0
+        if self._slept_s:
+            self._sleep_s, self._slept_s = max(self._slept_s / 2, _FIRST_SLEEP_S), 0.0
 
     def idle(self) -> float:
         """Wait once; return the seconds it took."""
@@ -59,7 +61,7 @@ class Wait:
                 self._yield_from = end + _SLEEP_ONLY_S
             return end - start
         time.sleep(self._sleep_s)
-        self._sleep_s = min(2 * self._sleep_s, _LONGEST_SLEEP_S)
+        self._slept_s, self._sleep_s = self._sleep_s, min(2 * self._sleep_s, _LONGEST_SLEEP_S)
         return time.perf_counter() - start
 
 
