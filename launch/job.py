@@ -68,16 +68,20 @@ class _Job:
     def __init__(self, process: subprocess.Popen, folder: RunFolder):
         self.process, self.folder = process, folder
         self._asked = self._passed_on = self._forced = False
+        self._event_files = self._count_event_files()
         on_stop_signals(self._on_signal)
 
     def is_running(self) -> bool:
         """Return whether to go on waiting; passes on the signal that has arrived since the last call."""
         # The launcher forwards SIGUSR1 to every rank. One that is still starting would die of it; once the learner
         # writes its log, all ranks have met.
-        if self._asked and not self._passed_on and self.folder.tensorboard.exists():
+        if self._asked and not self._passed_on and self._count_event_files() > self._event_files:
             self._passed_on = True
             self.process.send_signal(signal.SIGUSR1)
         return self.process.poll() is None and not self._forced
+
+    def _count_event_files(self) -> int:
+        return len(list(self.folder.tensorboard.glob("*")))  # a run that is resumed has some from before
 
     def end(self) -> None:
         """Leave nothing behind: a launcher told to end kills its ranks; mpirun, killed itself, would leave them."""

@@ -9,14 +9,14 @@ import time
 import numpy as np
 from torch import nn
 
-from apex import checkpoint, weights
-from apex.config import Config
+from apex import checkpoint, rank_state, weights
+from apex.config import Config, ConfigError
 from apex.metrics import Counters, Hub
 from apex.ports import Report
 from apex.run_folder import RunFolder, make_result
 from apex.schema import weight_header, weight_layout
 from apex.tensorboard_log import Scalars
-from apex.topology import EVALUATOR, Topology
+from apex.topology import ACTOR, EVALUATOR, Topology
 
 
 class Record:
@@ -68,9 +68,28 @@ class Record:
         """Whether ``run.log_period_s`` have passed since the last row of the log."""
         return time.monotonic() >= self._next_row
 
-    def save_checkpoint(self, state: dict) -> None:
-        """Write the newest networks, optimiser and counts."""
-        checkpoint.save(self.folder.checkpoints / "latest.pt", state)
+    def state(self) -> dict:
+        """Return, as plain values, what a run that resumes goes on from."""
+        values = {"wall_s": self.wall_s, "eval_return": self.eval_return, "eval_episodes": self.eval_episodes}
+        return values | {"best_return": self.best_return, "evaluations": self._evaluations}
+
+    def resume(self, values: dict, reports: dict[str, list[np.ndarray]]) -> None:
+        """Go on from ``state`` and from reports, role -> vectors by index. The best weights on disk stay the best."""
+        self.started -= values["wall_s"]
+        self.eval_return, self.eval_episodes = values["eval_return"], values["eval_episodes"]
+        self._evaluations, self.best_return = values["evaluations"], max(values["best_return"], self._best_on_disk())
+        self.hub.start_from(reports, self.started)
+
+    def last_reports(self) -> dict[str, dict[str, list[int]]]:
+        """Return role -> index -> the words that stand for a rank which does not answer: its last report."""
+        held = {role: self.hub.reports(role) for role in (ACTOR, EVALUATOR)}
+        return {role: {str(i): rank_state.pack(vector).tolist() for i, vector in enumerate(v)} for role, v in held.items()}
+
+    def _best_on_disk(self) -> float:
+        try:
+            return float(checkpoint.load(self.folder.checkpoints / "best.pt")["eval_return"])
+        except (ConfigError, KeyError):
+            return -math.inf
 
     def save_best(self, network: nn.Module, message: np.ndarray) -> None:
         """Write the weights of a weight message as the best so far."""

@@ -15,12 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from apex.metrics import REPORT_FIELDS
-from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
+from apex.ports import WORDS, IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 
 INTAKE, SAMPLE, PRIORITY, REPORT = "intake batch", "sample batch", "priority message", "report"
 REQUEST, REFUSAL = "sample request", "refusal"
+ANNOUNCEMENT, ANSWER = "announcement", "answer"
 ANY_REPLAY = -1  # the port chooses which replay rank an intake batch goes to
 NEVER = 10**9  # learner steps that no publish reaches
 _UNTOUCHED, _GIVEN_BACK = 0xA5, 0x5A
@@ -80,6 +81,7 @@ class Stormer:
         largest = max(scenario.intake_nbytes, scenario.weight_nbytes, scenario.limits.sample_nbytes)
         self._noise = np.frombuffer(self.rng.randbytes(2 * largest), np.uint8)
         self._reports, self._last_report_sent = 0, False
+        self._owed: deque[np.ndarray] = deque()  # announcements not yet answered
         self.set_up()
 
     def set_up(self) -> None:
@@ -93,12 +95,14 @@ class Stormer:
     def step(self) -> bool:
         """Do one thing; return whether there was anything to do."""
         self.port.progress()
+        self._hear_announcement()
         if self.rng.random() < 0.02:
             gc.collect()
         if self.rng.random() < 0.1:
             time.sleep(self.rng.random() * self.scenario.delay_s)
         if not self.port.stopping:
             self._send_report(0.2)
+            self._answer_announcement()
             return self.work()
         self._end()
         return self.wind_down()
@@ -128,6 +132,25 @@ class Stormer:
     def got(self, kind: str, origin: int, sealed: tuple[int, int] = (0, 0)) -> None:
         """Note a message from rank ``origin``."""
         self.ledger.received[kind, origin, self.rank].append(sealed)
+
+    def words(self) -> np.ndarray:
+        """Return an announcement or answer that differs from every other."""
+        return np.frombuffer(self.rng.randbytes(8 * WORDS), np.int64)
+
+    def _hear_announcement(self) -> None:
+        words = self.port.poll_announcement()
+        if words is not None:
+            self.got(ANNOUNCEMENT, LEARNER_RANK, seal(words.view(np.uint8)))
+            self._owed.append(words)
+            self.ledger.expect(len(self._owed) == 1, "another announcement came before the last was answered")
+
+    def _answer_announcement(self) -> None:
+        if self._owed and self.rng.random() < 0.5:
+            self._owed.popleft()
+            words = self.words().copy()
+            self.sent(ANSWER, LEARNER_RANK, seal(words.view(np.uint8)))
+            self.port.answer(words)
+            words[:] = 0  # it was copied
 
     def report_vector(self) -> np.ndarray:
         """Return a report that differs from every other."""
@@ -318,6 +341,7 @@ class StormLearner(Stormer):
         self.requested: deque[int] = deque()
         self.sample: tuple[np.ndarray, tuple[int, int]] | None = None
         self.taken = self.version = self.steps = 0
+        self.owing: set[int] = set()  # ranks that have not answered
         self._publish()
 
     def work(self) -> bool:
@@ -327,6 +351,7 @@ class StormLearner(Stormer):
             self._publish()
         if self.rng.random() < 0.5:
             self._request_samples()
+        self._announce()
         took = self._take_sample()
         if self.port.stop_requested and self.taken >= self.scenario.samples and self.rng.random() < 0.2:
             self._stop()
@@ -341,7 +366,17 @@ class StormLearner(Stormer):
         self._hear()
         return self.ledger
 
+    def _announce(self) -> None:
+        for rank in set(range(1, self.topology.size)) - self.owing:
+            if self.rng.random() < 0.3:
+                words = self.words().copy()
+                self.sent(ANNOUNCEMENT, rank, seal(words.view(np.uint8)))
+                self.port.announce(rank, words)
+                words[:] = 0  # it was copied
+                self.owing.add(rank)
+
     def _stop(self) -> None:
+        self._announce()
         self._request_samples()
         for replay in range(self.topology.replay_ranks):
             self._send_priorities(replay)
@@ -388,7 +423,12 @@ class StormLearner(Stormer):
             self.got(REPORT, _rank(self.topology, role, index), seal(vector.view(np.uint8)))
             if role == EVALUATOR:
                 self._check_evaluated(int(vector[REPORT_FIELDS[EVALUATOR].index("eval_version")]))
-        return bool(reports)
+        answers = self.port.poll_answers()
+        for role, index, words in answers:
+            rank = _rank(self.topology, role, index)
+            self.got(ANSWER, rank, seal(words.view(np.uint8)))
+            self.owing.discard(rank)
+        return bool(reports or answers)
 
     def _check_evaluated(self, version: int) -> None:
         """What the evaluator reports is one of its last two, unless the report is an old one."""
