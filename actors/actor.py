@@ -38,7 +38,7 @@ class Actor(Role):
         super().__init__(ACTOR, port, config.run.log_period_s)
         envs, seed = config.actor.envs, config.run.seed
         self.index, self.checkpoints = index, checkpoints
-        exact = saved if saved is not None and saved.is_exact(config, num_actors) else None
+        exact = saved if saved is not None and saved.exact else None
         self.env_seed = seeds.environment_seed(seed, index * envs, saved.learner_steps if saved is not None else 0)
         if exact is not None:
             self.env_seed = exact.values(self._part)["env_seed"]

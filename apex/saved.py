@@ -29,15 +29,18 @@ _SIZES = (
 
 
 class Saved:
-    """A whole checkpoint. ``values`` and ``arrays`` are those of one rank's part; :class:`Damaged` where it cannot be read."""
+    """A whole checkpoint, for a run of ``config``. Methods raise :class:`Damaged` where it cannot be read.
 
-    def __init__(self, folder: Path):
+    ``exact``: the run goes on to the last bit, in one process as before and with buffers as before.
+    """
+
+    def __init__(self, folder: Path, config: Config, num_actors: int):
         self.folder = Path(folder)
         self.manifest = checkpoint_files.read_manifest(self.folder)
         self.config: dict[str, dict] = self.manifest["config"]
         self.learner_steps: int = self.manifest["learner_steps"]
         self.replay_ranks: int = self.manifest["replay_ranks"]
-        self.num_actors: int = self.manifest["num_actors"]
+        self.exact = self._is_exact(to_tables(config), num_actors)
 
     @property
     def has_replay(self) -> bool:
@@ -63,11 +66,9 @@ class Saved:
         """Return what the ranks of a role that write no files answered, by role index."""
         return {int(index): np.array(words, np.int64) for index, words in self.values("learner")["answers"].get(role, {}).items()}
 
-    def is_exact(self, config: Config, num_actors: int) -> bool:
-        """Whether a run of this configuration goes on to the last bit: in one process as before, with buffers as before."""
-        now = to_tables(config)
+    def _is_exact(self, now: dict[str, dict], num_actors: int) -> bool:
         same = all(now[section][name] == self.config[section][name] for section, name in _SIZES)
-        return same and config.run.transport == "local" and num_actors == self.num_actors and self.has_replay
+        return same and now["run"]["transport"] == "local" and num_actors == self.manifest["num_actors"] and self.has_replay
 
 
 def newest(checkpoints: Path) -> Path:

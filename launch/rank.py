@@ -33,7 +33,7 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         if refusal is not None:
             return _refuse(comm.rank, refusal)
         failure.folder = RunFolder(path)
-        _be_role(config, topology, spec, comm, failure.folder, preset, signals, checkpoint and Saved(checkpoint))
+        _be_role(config, topology, spec, comm, failure.folder, preset, signals, checkpoint)
         return 0
     except BaseException as error:
         failure.end_job(error)
@@ -118,7 +118,7 @@ def _refuse(rank: int, refusal: str) -> int:
     return 2
 
 
-def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals, saved: Saved | None) -> None:
+def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals, checkpoint) -> None:
     from apex.schema import limits
     from apex.transport.drive import crowded, drive
     from launch import view
@@ -131,8 +131,9 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     speaks = role_name == LEARNER and RUN_FOLDER_VARIABLE not in os.environ  # there is no launcher to show the run
     if speaks:
         view.announce(config, topology, folder.path)
-        if saved is not None:
-            resume.announce(config, saved.folder, topology.num_actors)
+        if checkpoint is not None:
+            resume.open_and_announce(checkpoint, config, topology.num_actors)
+    saved = None if checkpoint is None else Saved(checkpoint, config, topology.num_actors)
     show = print_line if speaks else None
     role = build(config, spec, topology, comm.rank, port, folder, preset, show, saved)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.

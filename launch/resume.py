@@ -24,7 +24,7 @@ def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Confi
         raise ConfigError(f"run {folder.path} has no config.toml to resume with")
     config = configuration.load(str(folder.config_path), overrides)
     if preset is not None:
-        asked, held = configuration.load(preset).env, config.env
+        asked, held = configuration.load(preset, overrides).env, config.env
         if (asked.family, asked.id) != (held.family, held.id):
             raise ConfigError(f"run {folder.path} trains {held.id}, preset '{preset}' trains {asked.id}; name the run's own, or leave it out")
     return config, folder
@@ -32,11 +32,10 @@ def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Confi
 
 def choose(config: Config, folder: RunFolder) -> Path:
     """Return the newest whole checkpoint, which ``config`` can go on from; raises :class:`ConfigError` where there is none."""
-    found = saved.newest(folder.checkpoints)
-    held = Saved(found)
+    held = Saved(saved.newest(folder.checkpoints), config, 0)
     saved.check(held, config)
     _check_index(held, config)
-    return found
+    return held.folder
 
 
 def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:
@@ -44,7 +43,7 @@ def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:
     try:
         for name in ("result.json", "error.txt"):
             (folder.path / name).unlink(missing_ok=True)
-        folder.cut_rows(Saved(checkpoint).values("learner")["record"]["wall_s"])
+        folder.cut_rows(Saved(checkpoint, config, 0).values("learner")["record"]["wall_s"])
         folder.write_config(to_toml(config))
         checkpoint_files.remove_leftovers(folder.checkpoints)
     except OSError as error:
@@ -52,12 +51,12 @@ def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:
     _remove_newer(folder.checkpoints, checkpoint)
 
 
-def announce(config: Config, checkpoint: Path, num_actors: int) -> None:
-    """Say from what the run goes on."""
-    held = Saved(checkpoint)
-    exact = held.is_exact(config, num_actors)
-    episodes = "every environment goes on where it was" if exact else "environments begin new episodes"
+def open_and_announce(checkpoint: Path, config: Config, num_actors: int) -> Saved:
+    """Say from what the run goes on, and return it."""
+    held = Saved(checkpoint, config, num_actors)
+    episodes = "every environment goes on where it was" if held.exact else "environments begin new episodes"
     print(f"apex: {checkpoint}: resuming at {held.learner_steps} learner steps; {episodes}", flush=True)
+    return held
 
 
 def _remove_newer(checkpoints: Path, checkpoint: Path) -> None:

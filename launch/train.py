@@ -49,7 +49,7 @@ def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size:
 def _train_under_launcher(config: Config, topology: Topology, preset: str, arguments: list[str], resumed: RunFolder | None) -> int:
     from launch import job, memory, mpirun, preflight, spawn
     from launch.rank import begin
-    from launch.resume import CHECKPOINT_VARIABLE, announce
+    from launch.resume import CHECKPOINT_VARIABLE, open_and_announce
 
     if config.run.transport == "zmq":
         launcher, environment = spawn.launcher(topology.size), job.ENVIRONMENT
@@ -60,16 +60,15 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
     folder = RunFolder(path)
     view.announce(config, topology, folder.path)
     if checkpoint is not None:
-        announce(config, checkpoint, topology.num_actors)
+        open_and_announce(checkpoint, config, topology.num_actors)
         environment = environment | {CHECKPOINT_VARIABLE: str(checkpoint)}
     return job.run(launcher, environment, config, topology, folder, preset, arguments)
 
 
 def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFolder | None) -> int:
-    from apex.saved import Saved
     from launch import local, memory, preflight
     from launch.rank import begin, leave_error, write_error_result
-    from launch.resume import announce
+    from launch.resume import open_and_announce
     from launch.roles import print_line
 
     spec = preflight.check(config)
@@ -78,8 +77,7 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
     folder, saved = RunFolder(path), None
     view.announce(config, topology, folder.path)
     if checkpoint is not None:
-        announce(config, checkpoint, topology.num_actors)
-        saved = Saved(checkpoint)
+        saved = open_and_announce(checkpoint, config, topology.num_actors)
     try:
         local.run(config, spec, topology, folder, preset, print_line, saved)
     except Exception:

@@ -152,7 +152,7 @@ class Learner(Role):
         ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
         reports = {role: [rank_state.counters(saved, role, i, n) for i in range(n)] for role, n in ranks.items()}
         self.record.resume(values["record"], reports | {LEARNER: [self.counters.vector()]})
-        if saved.is_exact(self.config, topology.num_actors):
+        if saved.exact:
             self._turn, self._requested = values["turn"], values["requested"]
             self.port.restore(saved.arrays(LEARNER), values["transport"])
         else:

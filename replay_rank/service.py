@@ -107,7 +107,7 @@ class ReplayService(Role):
     def _resume(self, config: Config, saved: Saved, index: int) -> None:
         Restore(saved, index, config.replay.ranks)(self.replay, self.limiter, self.segments)
         self.counters = Counters.from_vector(REPLAY, rank_state.counters(saved, REPLAY, index, config.replay.ranks))
-        if saved.is_exact(config, saved.num_actors):
+        if saved.exact:
             self._open_requests = saved.values(self.name)["open_requests"]
 
     def _answer_announcement(self) -> None:
