@@ -166,11 +166,12 @@ class Part:
             file.write(json.dumps({"values": values, "files": self.files}).encode())
 
 
-def check_room(folder: Path, nbytes: int) -> None:
-    """Raise OSError (no space left) where the disk of ``folder`` has no room for so many bytes."""
+def check_room(folder: Path, nbytes: int, left: int = ROOM_LEFT_BYTES) -> None:
+    """Raise OSError (no space left) where the disk of ``folder`` has no room for so many bytes and those to be left."""
     free = shutil.disk_usage(folder).free
-    if free < nbytes + ROOM_LEFT_BYTES:
-        raise OSError(errno.ENOSPC, f"{nbytes / 2**20:.0f} MiB are needed and {free / 2**20:.0f} MiB are free")
+    if free < nbytes + left:
+        needed, free = (nbytes + left) / 2**20, free / 2**20
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:.1f} MiB are needed and {free:.1f} MiB are free in {folder}")
 
 
 def seal(partial: Path, target: Path, about: dict) -> None:
@@ -221,7 +222,13 @@ def read_manifest(folder: Path) -> dict:
 
 def whole(checkpoints: Path) -> list[Path]:
     """Return the folders that have been renamed, newest first."""
-    return sorted(checkpoints.glob("step-*"), key=lambda path: path.name, reverse=True)
+    found = (path for path in checkpoints.glob("step-*") if path.name[len("step-") :].isdecimal())
+    return sorted(found, key=steps_of, reverse=True)
+
+
+def steps_of(folder: Path) -> int:
+    """Return the learner steps that the name of a checkpoint tells."""
+    return int(folder.name[len("step-") :])
 
 
 def prune(checkpoints: Path, keep: int) -> None:

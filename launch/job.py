@@ -15,6 +15,7 @@ from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
 from launch import spawn, view
 from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
+from launch.resume import CHECKPOINT_VARIABLE
 
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
 ENVIRONMENT = {
@@ -37,7 +38,8 @@ def run(
     )  # fmt: skip
     job = _Job(process, folder)
     try:
-        view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks")
+        resumes = CHECKPOINT_VARIABLE in environment
+        view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks", only_new=resumes)
     finally:
         job.end()
         spawn.remove_folders_of(process.pid)

@@ -62,7 +62,7 @@ def open_and_announce(checkpoint: Path, config: Config, num_actors: int) -> Save
 def _remove_newer(checkpoints: Path, checkpoint: Path) -> None:
     """Set those aside that were refused: a run that goes on would come upon their names again."""
     for newer in checkpoint_files.whole(checkpoints):
-        if newer.name > checkpoint.name:
+        if checkpoint_files.steps_of(newer) > checkpoint_files.steps_of(checkpoint):
             aside = newer.with_name(f"damaged-{newer.name}")
             with contextlib.suppress(OSError):
                 os.replace(newer, aside)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import time
 
 import numpy as np
 from torch import nn
 
 from apex import checkpoint, rank_state, weights
+from apex.checkpoint_files import check_room
 from apex.config import Config, ConfigError
 from apex.metrics import Counters, Hub
 from apex.ports import Report
@@ -17,6 +19,8 @@ from apex.run_folder import RunFolder, make_result
 from apex.schema import weight_header, weight_layout
 from apex.tensorboard_log import Scalars
 from apex.topology import ACTOR, EVALUATOR, Topology
+
+_ROW_BYTES = 1 << 20  # left free by the log; a row takes one kilobyte
 
 
 class Record:
@@ -30,6 +34,7 @@ class Record:
         self.reason: str | None = None
         self.eval_return, self.eval_episodes, self.best_return = math.nan, 0, -math.inf
         self._evaluations = 0
+        self._warned: set[str] = set()
         self._next_row = self.started + config.run.log_period_s
 
     def hear(self, report: Report) -> int | None:
@@ -97,7 +102,10 @@ class Record:
         vector = weight_layout(weights.size(best)).views(message)["vector"]
         weights.unflatten(best, vector)
         state = {"online": best.state_dict(), "learner_steps": weight_header(message)[1], "eval_return": self.best_return}
-        checkpoint.save(self.folder.checkpoints / "best.pt", state)
+        try:
+            checkpoint.save(self.folder.checkpoints / "best.pt", state)
+        except OSError as error:
+            self._warn("best.pt", error)
 
     def close(self) -> None:
         """Write the last row of the log and the result."""
@@ -114,7 +122,17 @@ class Record:
         """Write a row of the log to the run folder and the screen; return it."""
         self._next_row = time.monotonic() + self.config.run.log_period_s
         row = self.hub.row(last)
-        self.folder.append_row(row)
-        self.scalars.write(row)
+        try:
+            check_room(self.folder.path, 0, _ROW_BYTES)  # a thread of TensorBoard's that met a full disk would end the run
+            self.folder.append_row(row)
+            self.scalars.write(row)
+        except OSError as error:
+            self._warn("some rows of the log", error)
         self.show(row)
         return row
+
+    def _warn(self, what: str, error: OSError) -> None:
+        """Say what is lost: a full disk does not end a run."""
+        if what not in self._warned:
+            self._warned.add(what)
+            print(f"apex: warning: without {what}: {error.strerror}; the run goes on", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ A new transport is tested by one fixture and an empty subclass:
 
 from collections import Counter, defaultdict
 
-from stormers import ANNOUNCEMENT, ANSWER, ANY_REPLAY, INTAKE, PRIORITY, REFUSAL, REPORT, REQUEST, SAMPLE, Ledger, Scenario
+from ledger import ANNOUNCEMENT, ANSWER, ANY_REPLAY, INTAKE, PRIORITY, REFUSAL, REPORT, REQUEST, SAMPLE, Ledger, Scenario
 
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology

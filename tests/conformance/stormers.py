@@ -1,6 +1,6 @@
 """Roles that send every kind of message, both ways, at random, and keep account (see ``port_conformance``).
 
-Every payload is random. Both ends write its length and checksum into a ledger, and every buffer is
+Every payload is random. Both ends write its length and checksum into a ledger (see ``ledger``), and every buffer is
 overwritten as soon as the contract allows, so that a message lost, sent twice, changed on its way, or
 read from a buffer after it was given back, leaves the two ledgers unequal.
 """
@@ -8,60 +8,31 @@ read from a buffer after it was given back, leaves the two ledgers unequal.
 import gc
 import random
 import time
-import zlib
-from collections import defaultdict, deque
-from typing import NamedTuple
+from collections import deque
 
 import numpy as np
+from ledger import (
+    ANNOUNCEMENT,
+    ANSWER,
+    ANY_REPLAY,
+    INTAKE,
+    NEVER,
+    PRIORITY,
+    REFUSAL,
+    REPORT,
+    REQUEST,
+    SAMPLE,
+    Ledger,
+    Scenario,
+    seal,
+)
 
 from apex.metrics import REPORT_FIELDS
 from apex.ports import WORDS, IntakeEvent, PriorityEvent, SampleRequestEvent
-from apex.schema import Limits, aligned_bytes, weight_header
+from apex.schema import aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 
-INTAKE, SAMPLE, PRIORITY, REPORT = "intake batch", "sample batch", "priority message", "report"
-REQUEST, REFUSAL = "sample request", "refusal"
-ANNOUNCEMENT, ANSWER = "announcement", "answer"
-ANY_REPLAY = -1  # the port chooses which replay rank an intake batch goes to
-NEVER = 10**9  # learner steps that no publish reaches
 _UNTOUCHED, _GIVEN_BACK = 0xA5, 0x5A
-
-
-class Scenario(NamedTuple):
-    """How much is sent before the end, and how large; sizes in bytes."""
-
-    samples: int  # sample batches the learner takes before it ends the run
-    intake: int  # intake batches each actor sends, and
-    weights: int  # weights it receives, before it asks for the end
-    rounds: int  # times all of it is done, each with new ports
-    intake_nbytes: int
-    weight_nbytes: int
-    limits: Limits
-    ask_for_never: bool = False  # half of the acting ranks ask for weights that are never published
-    delay_s: float = 0.002  # longest random pause
-
-
-class Ledger:
-    """What one rank sent and received, and which rules it saw broken."""
-
-    def __init__(self, rank: int):
-        self.rank = rank
-        self.sent = defaultdict(list)  # (kind, from, to) -> [(length, checksum)], in order
-        self.received = defaultdict(list)
-        self.published: dict[int, tuple] = {}  # param_version -> (length, checksum)
-        self.weights: list[tuple[int, int, int, tuple]] = []  # (param_version, learner steps, steps asked for, (length, checksum))
-        self.asked_for_weights = self.evaluated = 0
-        self.problems: list[str] = []
-
-    def expect(self, holds: bool, rule: str) -> None:
-        """Note a broken rule."""
-        if not holds:
-            self.problems.append(f"rank {self.rank}: {rule}")
-
-
-def seal(data: np.ndarray) -> tuple[int, int]:
-    """Return ``(length, checksum)`` of a message."""
-    return len(data), zlib.crc32(data)
 
 
 def stormer(topology: Topology, rank: int, port, scenario: Scenario, seed: int):

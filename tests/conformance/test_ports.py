@@ -4,7 +4,8 @@ import gc
 
 import pytest
 from port_conformance import SCENARIOS, PortConformance, judge
-from stormers import Scenario, stormer
+from ledger import Scenario
+from stormers import stormer
 
 from apex.topology import Topology
 from apex.transport.local import LocalWorld

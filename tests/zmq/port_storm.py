@@ -8,8 +8,9 @@ import time
 import traceback
 from pathlib import Path
 
+from ledger import REPORT, Ledger, Scenario
 from port_conformance import SCENARIOS
-from stormers import REPORT, Ledger, Scenario, stormer
+from stormers import stormer
 
 from apex.schema import Limits
 from apex.topology import Topology

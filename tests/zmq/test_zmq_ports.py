@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 from port_conformance import SCENARIOS, PortConformance, judge
-from stormers import INTAKE, Ledger
+from ledger import INTAKE, Ledger
 
 from apex.topology import Topology
 
