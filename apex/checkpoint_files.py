@@ -99,7 +99,8 @@ class NewFile(io.RawIOBase):
     """
 
     def __init__(self, path: Path):
-        self._file, self._hash, self.nbytes = open(path, "xb", buffering=0), hashlib.sha256(), 0
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by close()
+        self._hash, self.nbytes = hashlib.sha256(), 0
 
     def writable(self) -> bool:
         """Return True."""

@@ -91,7 +91,7 @@ def check(saved: Saved, config: Config) -> None:
             free = not saved.has_replay and (section, name) in _OF_REPLAY
             if now[section][name] != held and not free:
                 raise ConfigError(
-                    f"{section}.{name} = {now[section][name]!r} cannot go on from {saved.folder}, which was made with {held!r}; leave it out"
+                    f"{section}.{name} = {now[section][name]!r} cannot go on from {saved.folder}, made with {held!r}; leave it out"
                 )
     _check_capacity(saved, config)
     if saved.learner_steps >= config.run.max_learner_steps:

@@ -67,7 +67,7 @@ def _add_train(commands) -> None:
         "train", help="train a preset", description=about, epilog=_config_help(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     train.add_argument("preset", nargs="?", help=f"one of: {', '.join(configuration.presets())}; or a .toml file")
-    train.add_argument("--resume", metavar="RUN", help="go on with a run: a folder, a name in runs/, or latest; --set changes its configuration")
+    train.add_argument("--resume", metavar="RUN", help="go on with a run: a folder, a name in runs/, or latest; --set still changes")
     train.add_argument(
         "--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="override one field; may be repeated"
     )

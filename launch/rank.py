@@ -22,7 +22,10 @@ RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it 
 
 
 def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | None = None) -> int:
-    """Run this rank of a new run, or of the one in the folder ``resumed``; return its exit status. An exception here, in any thread, ends the whole job."""
+    """Run this rank of a new run, or of the one in the folder ``resumed``; return its exit status.
+
+    An exception here, in any thread, ends the whole job.
+    """
     from apex.transport.drive import StopSignals
 
     signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals

@@ -26,7 +26,7 @@ def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Confi
     if preset is not None:
         asked, held = configuration.load(preset, overrides).env, config.env
         if (asked.family, asked.id) != (held.family, held.id):
-            raise ConfigError(f"run {folder.path} trains {held.id}, preset '{preset}' trains {asked.id}; name the run's own, or leave it out")
+            raise ConfigError(f"run {folder.path} trains {held.id}, preset '{preset}' trains {asked.id}; leave the preset out")
     return config, folder
 
 

@@ -12,8 +12,9 @@ from launch.view import line
 
 
 def build(
-    config: Config, spec: EnvSpec, topology: Topology, rank: int, port, folder: RunFolder, preset: str, show=None, saved: Saved | None = None
-) -> Role:
+    config: Config, spec: EnvSpec, topology: Topology, rank: int, port,
+    folder: RunFolder, preset: str, show=None, saved: Saved | None = None,
+) -> Role:  # fmt: skip
     """Return the role of a world rank, which goes on from ``saved``. Imports only what that role needs: a replay rank has no torch."""
     role, index = topology.role(rank)
     if role == REPLAY:

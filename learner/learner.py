@@ -63,6 +63,8 @@ class Learner(Role):
 
     def waiting_for(self) -> str:
         """Say what the learner waits for."""
+        if self.record.reason is not None and not self.port.stopping:
+            return "the last checkpoint"
         return f"sample batches: {self.port.waits_for()}"
 
     def close(self) -> None:

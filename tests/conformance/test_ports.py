@@ -3,8 +3,8 @@
 import gc
 
 import pytest
-from port_conformance import SCENARIOS, PortConformance, judge
 from ledger import Scenario
+from port_conformance import SCENARIOS, PortConformance, judge
 from stormers import stormer
 
 from apex.topology import Topology

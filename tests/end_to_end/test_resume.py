@@ -31,7 +31,7 @@ SMALL = {
     "learner.batch_size": 16, "learner.checkpoint_period": 20, "evaluator.episodes": 1, "evaluator.period": 200,
 }  # fmt: skip
 COUNTERS = ("wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "param_version", "evaluations")
-STARTS_S, ENDS_S = 120, 120
+STARTS_S, ENDS_S = 400, 400
 
 
 class Runs:
@@ -98,7 +98,7 @@ CHANGES = [{}, {"actor__count": 2}, {"replay__ranks": 2}, {"actor__count": 1, "r
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("transport, kills", [("mpi", 8), ("zmq", 6)])
 def test_a_job_killed_at_random_moments_goes_on_from_its_last_checkpoint(start, tmp_path, transport, kills):
     runs, rng = Runs(start, tmp_path / "runs", transport), random.Random(transport)
@@ -139,7 +139,7 @@ def last_state(folder: RunFolder, steps: int) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_was_not(start, tmp_path):
     steps, rng = 1500, random.Random("local")
     whole, killed = (Runs(start, tmp_path / name, "local") for name in ("whole", "killed"))
@@ -160,16 +160,18 @@ def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_w
     assert last_state(killed.folder, steps) == last_state(whole.folder, steps)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["mpi", "zmq"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_gone_on_from(start, tmp_path, transport):
     runs = Runs(start, tmp_path / "runs", transport)
     assert runs.begin(run__max_learner_steps=70).wait(ENDS_S).returncode == 0
+    before = checkpoint_files.steps_of(checkpoint_files.whole(runs.folder.checkpoints)[1])
     segment = next((runs.folder.checkpoints / "step-000000070").glob("replay-0-000000070-*.bin"))
     segment.write_bytes(segment.read_bytes()[:-1])
     ended = runs.begin(run__max_learner_steps=90).wait(ENDS_S)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert f"step-000000070: {segment.name} has" in ended.stderr
-    assert "resuming at 60 learner steps" in ended.stdout
+    assert f"resuming at {before} learner steps" in ended.stdout
     assert runs.saved().learner_steps == 90
     check_log(runs.folder)
 
@@ -186,6 +188,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport, left_mib", [("mpi", 4), ("zmq", 0.25)])
 def test_a_full_disk_costs_checkpoints_and_a_warning_and_never_the_run(start, small_disk, transport, left_mib):
     runs = Runs(start, small_disk / "runs", transport)

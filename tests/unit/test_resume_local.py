@@ -1,5 +1,6 @@
 """Runs in one process that are resumed: to the last bit what they would have been."""
 
+import contextlib
 import json
 import signal
 
@@ -64,10 +65,8 @@ class Runs:
         self.losses, self.roles, self.killed_at = {}, [], killed_at
         settings = self.settings | {"run.max_learner_steps": steps}
         arguments = [x for name, value in settings.items() for x in ("--set", f"{name}={value}")]
-        try:
+        with contextlib.suppress(Killed):
             assert main(["train", self.preset, *arguments, *more]) == 0
-        except Killed:
-            pass
         return dict(self.losses)
 
     def resume(self, steps, *more, **options):
@@ -90,7 +89,7 @@ class Runs:
                 replay.check()
                 live = np.flatnonzero(replay.count)
                 arrays += [replay.index.save(), replay.generation, replay.count, replay.strata.state, np.array(replay.landing_place)]
-                arrays += [replay.store.views[name][live] for name in ("header", "action", "reward", "discount", "priority", "param_version")]
+                arrays += [replay.store.buffer[live]]
             if role.counters.role == "actor":
                 arrays += [role.counters.vector()[:5], role.intake._pool, np.array(str(role.rng.bit_generator.state))]
         return b"".join(array.tobytes() for array in arrays)
@@ -150,8 +149,8 @@ class TestToTheLastBit:
         assert seldom.train(90) == often.train(90)
 
     def test_an_atari_game_goes_on_where_it_was(self, runs):
-        changes = {"actor__count": 1, "actor__envs": 2, "replay__min_size": 60, "learner__checkpoint_period": 1000, "evaluator__episodes": 1}
-        changes |= {"env__max_episode_frames": 200, "env__frame_size": 42, "algorithm__network": "small_cnn"}
+        changes = {"actor__count": 1, "actor__envs": 2, "replay__min_size": 60, "learner__checkpoint_period": 1000}
+        changes |= {"evaluator__episodes": 1, "env__max_episode_frames": 200, "env__frame_size": 42, "algorithm__network": "small_cnn"}
         losses = runs("whole", "pong-small", **changes).train(24)
         cut = runs("cut", "pong-small", **changes)
         assert cut.train(9) | cut.resume(24) == losses

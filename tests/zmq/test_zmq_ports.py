@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-from port_conformance import SCENARIOS, PortConformance, judge
 from ledger import INTAKE, Ledger
+from port_conformance import SCENARIOS, PortConformance, judge
 
 from apex.topology import Topology
 
