@@ -141,14 +141,14 @@ def last_state(folder: RunFolder, steps: int) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_was_not(start, tmp_path):
-    steps, rng = 1500, random.Random("local")
+    steps, rng = 700, random.Random("local")
     whole, killed = (Runs(start, tmp_path / name, "local") for name in ("whole", "killed"))
     assert whole.begin(run__max_learner_steps=steps).wait(ENDS_S).returncode == 0
     kills, before = 0, -1
     while kills < 6:
         job = killed.begin(run__max_learner_steps=steps)
         job.wait_until(lambda before=before: killed.newest() > before, STARTS_S, "a new checkpoint")
-        time.sleep(0.3 * rng.random())
+        time.sleep(0.1 * rng.random())
         assert job.process.poll() is None, "it has come to its end before enough kills"
         kill_all(job)
         kills, before = kills + 1, killed.saved().learner_steps
