@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from apex.run_folder import RunFolder
+from apex.schema import intake_nbytes
 from launch import local
 from launch.main import main
 from learner.train_step import TrainStep
@@ -89,10 +90,15 @@ class Runs:
                 replay.check()
                 live = np.flatnonzero(replay.count)
                 arrays += [replay.index.save(), replay.generation, replay.count, replay.strata.state, np.array(replay.landing_place)]
-                arrays += [replay.store.buffer[live]]
+                arrays += [_message(replay.store, place) for place in live]
             if role.counters.role == "actor":
                 arrays += [role.counters.vector()[:5], role.intake._pool, np.array(str(role.rng.bit_generator.state))]
         return b"".join(array.tobytes() for array in arrays)
+
+
+def _message(store, place):
+    """Return the used bytes of a place."""
+    return store.buffer[place, : intake_nbytes(store.layout, store.spec, int(store.views["header"][place, 1]))]
 
 
 @pytest.fixture
