@@ -18,7 +18,8 @@ def test_a_checkpoint_of_three_million_parameters_pauses_the_learner_for_less_th
     spec, topology = EnvSpec((84, 84), "uint8", 4, 6, 4), make(config)
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
-    port = LocalWorld(topology, limits(config, spec)).port(0)
+    world = LocalWorld(topology, limits(config, spec))
+    port = [world.port(rank) for rank in range(topology.size)][0]
     learner = Learner(config, spec, port, topology, Record(config, topology, folder, "pong"))
     assert sum(parameter.numel() for parameter in learner.train.online.parameters()) > 3_000_000
     layout = sample_layout(spec, 2)
