@@ -7,6 +7,7 @@ folder. A disk without room, or any other error of it, costs that one checkpoint
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -22,7 +23,7 @@ from apex import checkpoint_files
 from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config, to_tables
 from apex.ports import LearnerPort
-from apex.topology import LEARNER, REPLAY, Topology
+from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
@@ -83,7 +84,8 @@ class _Writing:
         about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
         about |= {"learner_pause_ms": round(1e3 * self.pause_s, 1), "seconds": round(time.monotonic() - self.started, 3)}
         checkpoint_files.seal(self.partial, self.checkpoints / self.announced.name, about)
-        checkpoint_files.prune(self.checkpoints, self.config.run.keep_checkpoints)
+        with contextlib.suppress(OSError):  # what is not removed now is removed after the next
+            checkpoint_files.prune(self.checkpoints, self.config.run.keep_checkpoints)
 
 
 class Checkpoints:
@@ -185,7 +187,7 @@ class Checkpoints:
         return set(self.topology.replay_ranks_range)
 
     def _rank(self, role: str, index: int) -> int:
-        ranks = {REPLAY: self.topology.replay_ranks_range, "actor": self.topology.actor_ranks}
+        ranks = {REPLAY: self.topology.replay_ranks_range, ACTOR: self.topology.actor_ranks}
         return ranks[role][index] if role in ranks else self.topology.evaluator_rank
 
 

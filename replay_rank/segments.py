@@ -62,6 +62,8 @@ class Segments:
         if self._pending is not None and self._pending[0] == announced.base:
             self.located = self._pending[1]
         located = self.located.copy()
+        if located.folder is None or not located.folder.is_dir():  # none yet, or somebody has removed it: all is written anew
+            located = Located(len(self.buffer))
         self._forget_evicted(located, live, generation)
         new = live[located.generation[live] != generation[live]]
         self._unwritten[new] = True

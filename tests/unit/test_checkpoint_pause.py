@@ -19,8 +19,8 @@ def test_a_checkpoint_of_three_million_parameters_pauses_the_learner_for_less_th
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
     world = LocalWorld(topology, limits(config, spec))
-    port = [world.port(rank) for rank in range(topology.size)][0]
-    learner = Learner(config, spec, port, topology, Record(config, topology, folder, "pong"))
+    ports = [world.port(rank) for rank in range(topology.size)]
+    learner = Learner(config, spec, ports[0], topology, Record(config, topology, folder, "pong"))
     assert sum(parameter.numel() for parameter in learner.train.online.parameters()) > 3_000_000
     layout = sample_layout(spec, 2)
     learner.train(layout.views(np.zeros(layout.nbytes, np.uint8)), np.ones(2, np.float32))  # now the optimiser has its moments

@@ -158,6 +158,15 @@ def test_only_what_is_new_is_written_again_and_old_segments_are_linked(tmp_path)
     assert everything(keeper.reload(2)[0]) == keeper.copies[2]
 
 
+def test_when_somebody_has_removed_the_last_checkpoint_all_is_written_anew(tmp_path):
+    keeper = Keeper(tmp_path, 30)
+    for _ in range(5):
+        keeper.replay.put([1.0, 2.0, 3.0])
+    shutil.rmtree(keeper.save())
+    keeper.save()
+    assert everything(keeper.reload(2)[0]) == keeper.copies[2]
+
+
 def test_a_segment_goes_when_the_last_of_its_places_has_been_evicted(tmp_path):
     keeper = Keeper(tmp_path, 4 * BATCH)
     folders = []
