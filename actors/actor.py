@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import numpy as np
 
+from actors import saved_state
 from actors.exploration import actor_epsilons, epsilon_greedy
 from actors.intake import Intake
-from apex import algorithms, seeds
+from apex import algorithms, rank_state, seeds
+from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config
-from apex.envs import GuardedEnvs, Timestep, make_envs
+from apex.envs import GuardedEnvs, Timestep, VectorEnv, make_envs
+from apex.metrics import Counters
 from apex.policy import Policy
 from apex.ports import ActorPort
 from apex.role import Role
+from apex.saved import Saved
 from apex.schema import EnvSpec
 from apex.topology import ACTOR
 
 
 class Actor(Role):
-    """One vector of environments, one batched forward pass per step."""
+    """One vector of environments, one batched forward pass per step.
+
+    Goes on from ``saved`` where that is given: with its random state and counters and new episodes, or where
+    all roles are in one process, whose checkpoints are in ``checkpoints``, from exactly where it was.
+    """
 
     port: ActorPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int):
+    def __init__(
+        self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int, checkpoints=Path(), saved: Saved | None = None
+    ):
         super().__init__(ACTOR, port, config.run.log_period_s)
         envs, seed = config.actor.envs, config.run.seed
-        self.envs = GuardedEnvs(
-            lambda attempt: make_envs(config.env, envs, seeds.environment_seed(seed, index * envs, attempt)),
-            config.env.max_restarts, f"{ACTOR} {index}",
-        )  # fmt: skip
+        self.config, self.index, self.checkpoints = config, index, checkpoints
+        exact = saved if saved is not None and saved.exact else None
+        self._resumed_at = saved.learner_steps if saved is not None else 0
+        self.env_seed = self._seed_of_attempt(0) if exact is None else exact.values(self._part)["env_seed"]
+        self.envs = GuardedEnvs(self._make_envs, config.env.max_restarts, f"{ACTOR} {index}")
         self.policy = Policy(config, spec, port)
         self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority, port.intake_memory)
         self.epsilons = actor_epsilons(config.actor, index, num_actors)
@@ -38,6 +52,11 @@ class Actor(Role):
         self._q: np.ndarray | None = None  # Q-values of the observation to act from,
         self._q_version = -1  # and the version of the weights they are from
         self._return = np.zeros(envs)
+        if saved is not None:
+            rank_state.restore_rng(saved, ACTOR, index, self.rng)
+            self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
+        if exact is not None:
+            saved_state.restore(self, exact.arrays(self._part), exact.values(self._part))
 
     def work(self) -> bool:
         """Send ready batches, then make one vector step if there is room for what it yields."""
@@ -51,6 +70,12 @@ class Actor(Role):
         self._step()
         return True
 
+    def heed(self, announced: Announcement) -> None:
+        """Answer with random state and counters; in one process write down everything."""
+        error = 0 if self.history is None else self._write_part(announced)
+        words = rank_state.reply(announced, self.counters, self.rng)
+        self.port.answer(Reply.of(words)._replace(error=error).words())
+
     def waiting_for(self) -> str:
         """Say what the actor waits for."""
         if self.policy.param_version < 0:
@@ -61,11 +86,39 @@ class Actor(Role):
         """Close the environments."""
         self.envs.close()
 
+    def _seed_of_attempt(self, attempt: int) -> int:
+        return seeds.environment_seed(self.config.run.seed, self.index * self.config.actor.envs, self._resumed_at, attempt)
+
+    def _make_envs(self, attempt: int) -> VectorEnv:
+        """Return environments, of other episodes with every attempt, and begin a history of theirs."""
+        if attempt:
+            self.env_seed = self._seed_of_attempt(attempt)
+        self.history = saved_state.History(self.config.actor.envs) if self.config.run.transport == "local" else None
+        return make_envs(self.config.env, self.config.actor.envs, self.env_seed)
+
+    @property
+    def _part(self) -> str:
+        return f"{ACTOR}-{self.index}"
+
+    def _write_part(self, announced: Announcement) -> int:
+        """Return 0 or the error number."""
+        arrays, values = saved_state.save(self)
+        part = Part(announced.partial(self.checkpoints), self._part)
+        try:
+            part.arrays(arrays)
+            part.finish(values)
+            return 0
+        except OSError as error:
+            return error.errno or errno.EIO
+
     def _step(self) -> None:
         if self._q is None:
             self._begin()
         action = epsilon_greedy(self._q, self.epsilons, self.rng)
+        history = self.history
         step = self.envs.step(action)
+        if history is not None and history is self.history:
+            history.add(action)
         q = self.policy.q_values(step.obs)
         q_taken = self._q[self._every_env, action]
         self.intake.add(step, action, q_taken, self._q_version, self._bootstrap(step, q))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from actors.exploration import epsilon_greedy
+from apex import rank_state
+from apex.checkpoint_files import Announcement
 from apex.config import Config
 from apex.envs import GuardedEnvs, VectorEnv, make_envs
+from apex.metrics import Counters
 from apex.policy import Policy
 from apex.ports import WeightsPort
 from apex.role import Role
+from apex.saved import Saved
 from apex.schema import EnvSpec
 from apex.topology import EVALUATOR
 
@@ -43,11 +47,14 @@ class Episodes:
 
 
 class Evaluator(Role):
-    """Evaluates weights at least ``evaluator.period`` learner steps apart, as long as the run lasts."""
+    """Evaluates weights at least ``evaluator.period`` learner steps apart, as long as the run lasts.
+
+    An evaluation that a checkpoint has interrupted is made again, with the newest weights.
+    """
 
     port: WeightsPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort):
+    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort, saved: Saved | None = None):
         super().__init__(EVALUATOR, port, config.run.log_period_s)
         self.config = config.evaluator
         self.policy = Policy(config, spec, port)
@@ -57,6 +64,10 @@ class Evaluator(Role):
         )  # fmt: skip
         self._episodes: Episodes | None = None
         self._unreported = False
+        self._from_steps = 0  # learner steps of the next weights that are evaluated, or more
+        if saved is not None:
+            self.counters = Counters.from_vector(EVALUATOR, rank_state.counters(saved, EVALUATOR, 0, 1))
+            self._from_steps = next(iter(rank_state.own(saved, EVALUATOR, 0)), 0)
 
     def work(self) -> bool:
         """Make one vector step of the running evaluation, or report it, or ask for the next weights."""
@@ -67,11 +78,14 @@ class Evaluator(Role):
             self._step()
             return True
         if not self.policy.refresh():
-            first = self.policy.param_version < 0
-            self.policy.request(0 if first else self.policy.learner_steps + self.config.period)
+            self.policy.request(self._from_steps)
             return False
         self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed)
         return True
+
+    def heed(self, announced: Announcement) -> None:
+        """Answer with the counters and what is to be evaluated next."""
+        self.port.answer(rank_state.reply(announced, self.counters, own=[self._from_steps]))
 
     def waiting_for(self) -> str | None:
         """Say what the evaluator waits for; between two evaluations it may wait for long."""
@@ -93,3 +107,4 @@ class Evaluator(Role):
         self.counters.set("eval_episodes", len(self._episodes.returns))
         self.counters.set("eval_version", self.policy.param_version)
         self._episodes, self._unreported = None, True
+        self._from_steps = self.policy.learner_steps + self.config.period

@@ -43,6 +43,8 @@ class RunConfig:
     log_period_s: float = option(2.0, "time between two rows of the log", "s", low=0.01)
     watchdog_s: float = option(60.0, "report a role that has waited this long, for what, and where each rank is", "s", low=0.1)
     drain_s: float = option(30.0, "longest wait for messages in flight at the end", "s", low=0.1)
+    keep_checkpoints: int = option(3, "whole checkpoints that are kept; older ones are removed", "checkpoints", low=1, high=1_000)
+    checkpoint_s: float = option(300.0, "longest wait at the end for the last checkpoint", "s", low=0.1)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class ReplayConfig:
     eps: float = option(1e-6, "added to every priority before alpha", low=1e-12)
     min_size: int = option(1_000, "transitions (over all replay ranks) before the first sample", "transitions", low=1)
     samples_per_insert: float = option(0.0, "transitions sampled per transition inserted; 0: not limited", low=0.0)
+    checkpoint: bool = option(True, "checkpoints hold the contents of replay; without, a resumed run starts with none")
     error_band: float = option(0.1, "how far samples may run ahead of or behind inserts, as a share of min_size", low=0.0)
 
 

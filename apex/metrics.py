@@ -128,6 +128,21 @@ class Hub:
         if not report[0] < held[index, 0]:
             held[index] = report
 
+    def reports(self, role: str) -> np.ndarray:
+        """Return the newest report of every rank of a role, float64[ranks, fields]."""
+        return self._reports[role].copy()
+
+    def start_from(self, reports: dict[str, list[np.ndarray]], started: float) -> None:
+        """Take the reports that a run goes on from, role -> vectors by index, and when it would have started.
+
+        Rates are of what comes after.
+        """
+        for role, vectors in reports.items():
+            for index, vector in enumerate(vectors):
+                self.update(role, index, vector)
+        self._bases = deque([(self._clock(), self._copy())], maxlen=2)
+        self._started = started
+
     def row(self, last: bool = False) -> dict:
         """Return the next row: :data:`ROW_FIELDS` -> int, float, or None where not known.
 

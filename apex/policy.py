@@ -24,18 +24,30 @@ class Policy:
         self._message = aligned_bytes(layout.nbytes)
         self._vector = layout.views(self._message)["vector"]
         self.param_version = self.learner_steps = -1
+        self.asked: int | None = None  # learner steps of the request that is open
 
     def request(self, min_learner_steps: int) -> None:
         """Ask for weights of at least that many learner steps."""
+        self.asked = min_learner_steps if self.asked is None else self.asked
         self.port.request_weights(min_learner_steps, self._message)
 
     def refresh(self) -> bool:
         """Load the weights asked for if they have arrived; return whether they had."""
         if not self.port.poll_weights():
             return False
+        self.asked = None
         weights.unflatten(self.network, self._vector)
         self.param_version, self.learner_steps = weight_header(self._message)
         return True
+
+    def restore(self, message: np.ndarray, param_version: int, learner_steps: int, asked: int | None) -> None:
+        """Go on with the weights of a message (uint8) that was received before, and ask again for what was asked for."""
+        self._message[:] = message
+        if param_version >= 0:
+            weights.unflatten(self.network, self._vector)
+        self.param_version, self.learner_steps = param_version, learner_steps
+        if asked is not None:
+            self.request(asked)
 
     def q_values(self, obs: np.ndarray) -> np.ndarray:
         """Return Q-values float32[B, num_actions] of observations [B, stack, *frame_shape]."""

@@ -41,6 +41,18 @@ class Report(NamedTuple):
     vector: np.ndarray
 
 
+WORDS = 32
+"""Length of an announcement and of its answer: int64[WORDS], whose meaning is the roles' own (see ``apex.checkpoint_files``)."""
+
+
+class Answer(NamedTuple):
+    """What a rank answers to an announcement: role, role index, int64[WORDS]."""
+
+    role: str
+    index: int
+    words: np.ndarray
+
+
 class Port(Protocol):
     """What every role may ask. A transport whose messages wake a sleeper also has ``wait(seconds)`` (see ``drive.Wait``)."""
 
@@ -52,6 +64,12 @@ class Port(Protocol):
 
     def send_report(self, vector: np.ndarray) -> bool:
         """Send this role's counters to the learner; False (not sent) while an earlier report is on its way."""
+
+    def poll_announcement(self) -> np.ndarray | None:
+        """Return the learner's announcement (int64[WORDS]) if one has arrived; to be polled until ``finished``."""
+
+    def answer(self, words: np.ndarray) -> None:
+        """Answer the announcement that was polled last (copied); once at most, and not after ``finish``."""
 
     def request_stop(self) -> None:
         """Ask the learner to end the run (a signal arrived here)."""
@@ -137,6 +155,12 @@ class LearnerPort(Port, Protocol):
 
     def poll_reports(self) -> list[Report]:
         """Return the reports received since the last call."""
+
+    def announce(self, rank: int, words: np.ndarray) -> None:
+        """Tell a rank (int64[WORDS], copied); not again before it has answered, so that one at most is on its way."""
+
+    def poll_answers(self) -> list[Answer]:
+        """Return the answers received since the last call."""
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return the weight message of that version if it is one of the last two the evaluator was given."""

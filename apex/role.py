@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from apex.checkpoint_files import Announcement
 from apex.metrics import Counters
 from apex.ports import Port
 
@@ -25,8 +26,13 @@ class Role:
     def step(self) -> bool:
         """Do one unit of work; return False when there was nothing to do but wait."""
         self.port.progress()
+        announced = self.port.poll_announcement()
         if self.port.stopping:
             return self._end()
+        if announced is not None:
+            # A step of its own: where roles take turns, nothing then moves between the first part of a checkpoint and the last.
+            self.heed(Announcement.of(announced))
+            return True
         self._report_if_due()
         return self.work()
 
@@ -42,6 +48,10 @@ class Role:
     def wind_down(self) -> bool:
         """Do what is left to do after the run has ended."""
         return False
+
+    def heed(self, announced: Announcement) -> None:
+        """Write this rank's part of a checkpoint, or begin to, and answer once that is done."""
+        raise NotImplementedError("a role that hears of checkpoints defines heed()")
 
     def waiting_for(self) -> str | None:
         """Say in a few words what the role waits for when ``step`` returns False; None if it may wait for long."""

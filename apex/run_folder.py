@@ -8,7 +8,8 @@
         result.json    how the run ended, written once
         error.txt      the traceback that ended it, the first writer's
         stacks/        where ranks were that hung, or waited for one that did
-        checkpoints/   tensorboard/
+        checkpoints/   latest.pt and best.pt: networks; step-*/: all that a run resumes from
+        tensorboard/   metrics-lost.jsonl: rows from after the checkpoint that the run was resumed from
 """
 
 from __future__ import annotations
@@ -117,6 +118,19 @@ class RunFolder:
     def rows(self) -> list[dict]:
         """Return all rows written so far, oldest first; a torn line is left out."""
         return Tail(self.metrics_path).new_rows()
+
+    def cut_rows(self, wall_s: float) -> None:
+        """Move the rows from after ``wall_s`` to ``metrics-lost.jsonl``: a run that resumes makes what they tell of again."""
+        rows = self.rows()
+        lost = [row for row in rows if (row.get("wall_s") or 0.0) > wall_s]
+        if not lost:
+            return
+        aside = RunFolder(self.path)
+        aside.metrics_path = self.path / "metrics-lost.jsonl"
+        for row in lost:
+            aside.append_row(row)
+        kept = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows if row not in lost)
+        os.replace(_write_temporary(self.metrics_path, kept), self.metrics_path)
 
     def write_result(self, result: dict, replace: bool = False) -> bool:
         """Write ``result.json`` atomically. Returns False, and writes nothing, if there is one not to be replaced."""

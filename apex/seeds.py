@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 _STREAMS = ("learner", "replay", "actor", "environments")
+WORDS = 6
+"""Length of a generator's state as words."""
+_LOW = (1 << 64) - 1
 
 
 def generator(seed: int, stream: str, index: int = 0) -> np.random.Generator:
@@ -12,22 +15,37 @@ def generator(seed: int, stream: str, index: int = 0) -> np.random.Generator:
     return np.random.default_rng(_sequence(seed, stream, index))
 
 
-def integer(seed: int, stream: str, index: int = 0) -> int:
+def integer(seed: int, stream: str, index: int = 0, attempt: int = 0) -> int:
     """Return one integer in [0, 2^31) for a stream: the seed of a library with a generator of its own."""
-    return int(_sequence(seed, stream, index).generate_state(1)[0] >> 1)
+    return int(_sequence(seed, stream, index, attempt).generate_state(1)[0] >> 1)
 
 
-def environment_seed(seed: int, first_environment: int, attempt: int = 0) -> int:
+def state_words(rng: np.random.Generator) -> np.ndarray:
+    """Return the state of a generator of this module, int64[WORDS], of which some are not 0."""
+    state = rng.bit_generator.state
+    words = [word for part in ("state", "inc") for word in divmod(state["state"][part], 1 << 64)]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
+
+
+def set_state_words(rng: np.random.Generator, words: np.ndarray) -> None:
+    """Bring a generator of this module to the state that ``state_words`` returned."""
+    high, low, inc_high, inc_low, has_uint32, uinteger = (int(word) & _LOW for word in words)
+    state = {"state": high << 64 | low, "inc": inc_high << 64 | inc_low}
+    rng.bit_generator.state = rng.bit_generator.state | {"state": state, "has_uint32": has_uint32, "uinteger": uinteger}
+
+
+def environment_seed(seed: int, first_environment: int, resumed_at: int = 0, attempt: int = 0) -> int:
     """Return the seed of an actor's first environment; environment i of the run gets ``base + i``.
 
-    Another base is taken for each ``attempt`` at making environments that have failed.
+    ``resumed_at``, learner steps, gives a run that goes on other episodes than those it began with; ``attempt`` does the same
+    for environments that are made anew because they failed.
 
     Consecutive seeds from one hashed base keep all environments of a run apart (an actor seeds its
     vector with s, s+1, ...) and runs with neighbouring seeds apart from each other.
     """
-    base = integer(seed, "environments", attempt) >> 1
+    base = integer(seed, "environments", resumed_at, attempt) >> 1
     return base + first_environment
 
 
-def _sequence(seed: int, stream: str, index: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, _STREAMS.index(stream), index])
+def _sequence(seed: int, stream: str, index: int, attempt: int = 0) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, _STREAMS.index(stream), index, *([attempt] if attempt else [])])

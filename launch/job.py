@@ -15,6 +15,7 @@ from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
 from launch import spawn, view
 from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
+from launch.resume import CHECKPOINT_VARIABLE
 
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
 ENVIRONMENT = {
@@ -37,7 +38,8 @@ def run(
     )  # fmt: skip
     job = _Job(process, folder)
     try:
-        view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks")
+        resumes = CHECKPOINT_VARIABLE in environment
+        view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks", only_new=resumes)
     finally:
         job.end()
         spawn.remove_folders_of(process.pid)
@@ -68,16 +70,20 @@ class _Job:
     def __init__(self, process: subprocess.Popen, folder: RunFolder):
         self.process, self.folder = process, folder
         self._asked = self._passed_on = self._forced = False
+        self._event_files = self._count_event_files()
         on_stop_signals(self._on_signal)
 
     def is_running(self) -> bool:
         """Return whether to go on waiting; passes on the signal that has arrived since the last call."""
         # The launcher forwards SIGUSR1 to every rank. One that is still starting would die of it; once the learner
         # writes its log, all ranks have met.
-        if self._asked and not self._passed_on and self.folder.tensorboard.exists():
+        if self._asked and not self._passed_on and self._count_event_files() > self._event_files:
             self._passed_on = True
             self.process.send_signal(signal.SIGUSR1)
         return self.process.poll() is None and not self._forced
+
+    def _count_event_files(self) -> int:
+        return len(list(self.folder.tensorboard.glob("*")))  # a run that is resumed has some from before
 
     def end(self) -> None:
         """Leave nothing behind: a launcher told to end kills its ranks; mpirun, killed itself, would leave them."""

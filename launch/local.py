@@ -5,6 +5,7 @@ from __future__ import annotations
 from apex.config import Config
 from apex.role import Role
 from apex.run_folder import RunFolder
+from apex.saved import Saved
 from apex.schema import EnvSpec, limits
 from apex.topology import Topology
 from apex.transport.drive import StopSignals
@@ -12,11 +13,14 @@ from apex.transport.local import LocalWorld
 from launch.roles import build, limit_torch_threads
 
 
-def run(config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str, show=None) -> None:
+def run(
+    config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str, show=None, saved: Saved | None = None
+) -> None:
     """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
     limit_torch_threads(config.learner.threads)
     world = LocalWorld(topology, limits(config, spec))
-    roles = [build(config, spec, topology, rank, world.port(rank), folder, preset, show) for rank in range(topology.size)]
+    ports = [world.port(rank) for rank in range(topology.size)]
+    roles = [build(config, spec, topology, rank, port, folder, preset, show, saved) for rank, port in enumerate(ports)]
     try:
         step_in_turn(roles, StopSignals())
     finally:

@@ -68,7 +68,8 @@ def _add_train(commands) -> None:
     train = commands.add_parser(
         "train", help="train a preset", description=about, epilog=_config_help(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    train.add_argument("preset", help=f"one of: {', '.join(configuration.presets())}; or a .toml file")
+    train.add_argument("preset", nargs="?", help=f"one of: {', '.join(configuration.presets())}; or a .toml file")
+    train.add_argument("--resume", metavar="RUN", help="go on with a run: a folder, a name in runs/, or latest; --set still changes")
     train.add_argument(
         "--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="override one field; may be repeated"
     )
@@ -213,8 +214,12 @@ def _positive(text: str) -> int:
 def _train(options, arguments: list[str]) -> int:
     from launch import train
 
-    config = configuration.load(options.preset, _overrides(options))
-    return train.train(config, options.preset, options.ranks, arguments)
+    overrides = _overrides(options)
+    if options.resume is not None:
+        return train.resume(options.resume, options.preset, overrides, options.ranks, arguments)
+    if options.preset is None:
+        raise ConfigError(f"name what is to be trained; {configuration.nearest('', configuration.presets())}")
+    return train.train(configuration.load(options.preset, overrides), options.preset, options.ranks, arguments)
 
 
 def _overrides(options) -> list[str]:

@@ -11,27 +11,32 @@ from pathlib import Path
 from apex import envs, run_folder
 from apex.config import Config, ConfigError, to_toml
 from apex.run_folder import RunFolder, make_result
+from apex.saved import Saved
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from launch import preflight, world
+from launch import preflight, resume, world
+from launch.resume import CHECKPOINT_VARIABLE
 from launch.world import threads
 
 _LEARNER_COMPLAINS_S = 5.0
 RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
 
 
-def run(config: Config, topology: Topology, preset: str) -> int:
-    """Run this rank; return its exit status. An exception here, in any thread, ends the whole job."""
+def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | None = None) -> int:
+    """Run this rank of a new run, or of the one in the folder ``resumed``; return its exit status.
+
+    An exception here, in any thread, ends the whole job.
+    """
     from apex.transport.drive import StopSignals
 
     signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals
     comm = world.load(config.run.transport)[0].world(topology.size)
     failure = _Failure(config, topology, comm, preset)
     try:
-        refusal, spec, path = _agree_to_start(comm, config, topology, preset)
+        refusal, spec, path, checkpoint = _agree_to_start(comm, config, topology, preset, resumed)
         if refusal is not None:
             return _refuse(comm.rank, refusal)
         failure.folder = RunFolder(path)
-        _be_role(config, topology, spec, comm, failure.folder, preset, signals)
+        _be_role(config, topology, spec, comm, failure.folder, preset, signals, checkpoint)
         signals.ignore()
         return 0
     except BaseException as error:
@@ -67,20 +72,21 @@ class _Failure:
             write_error_result(self.folder, self.config, self.topology, self.preset, 1)
 
 
-def _agree_to_start(comm, config: Config, topology: Topology, preset: str):
-    """Return ``(refusal or None, environment's spec, run folder)``, the same on every rank."""
+def _agree_to_start(comm, config: Config, topology: Topology, preset: str, resumed: RunFolder | None):
+    """Return ``(refusal or None, environment's spec, run folder, checkpoint or None)``, the same on every rank."""
     from launch import memory
 
     worlds, _ = world.load(config.run.transport)
     path = os.environ.get(RUN_FOLDER_VARIABLE)
     if path is not None:  # the launcher has checked
-        return None, worlds.from_learner(comm, lambda: envs.env_spec(config.env)), path
+        return None, worlds.from_learner(comm, lambda: envs.env_spec(config.env)), path, os.environ.get(CHECKPOINT_VARIABLE)
     refusal, spec = worlds.from_learner(comm, lambda: _attempt(preflight.check, config))
     if refusal is None:
         refusal = worlds.first_from_each_host(comm, lambda ranks: _attempt(memory.check, config, spec, topology, ranks)[0])
+    begun = None
     if refusal is None:
-        refusal, path = worlds.from_learner(comm, lambda: _attempt(start_folder, config, preset))
-    return refusal, spec, path
+        refusal, begun = worlds.from_learner(comm, lambda: _attempt(begin, config, preset, resumed))
+    return refusal, spec, *(begun or (None, None))
 
 
 def _attempt(call, *args):
@@ -89,6 +95,15 @@ def _attempt(call, *args):
         return None, call(*args)
     except ConfigError as error:
         return str(error), None
+
+
+def begin(config: Config, preset: str, resumed: RunFolder | None) -> tuple[Path, Path | None]:
+    """Make the folder of a new run, or prepare that of one which goes on; return it and the checkpoint it goes on from."""
+    if resumed is None:
+        return start_folder(config, preset), None
+    checkpoint = resume.choose(config, resumed)
+    resume.prepare(config, resumed, checkpoint)
+    return resumed.path, checkpoint
 
 
 def start_folder(config: Config, preset: str) -> Path:
@@ -107,7 +122,7 @@ def _refuse(rank: int, refusal: str) -> int:
     return 2
 
 
-def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals) -> None:
+def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals, checkpoint) -> None:
     from apex.schema import limits
     from apex.transport.drive import drive, wait_of
     from apex.transport.watchdog import Watchdog
@@ -124,10 +139,13 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     speaks = role_name == LEARNER and RUN_FOLDER_VARIABLE not in os.environ  # there is no launcher to show the run
     if speaks:
         view.announce(config, topology, folder.path)
+        if checkpoint is not None:
+            resume.open_and_announce(checkpoint, config, topology.num_actors)
     if role_name == LEARNER:
         print(f"apex: {wait}", flush=True)
+    saved = None if checkpoint is None else Saved(checkpoint, config, topology.num_actors)
     show = print_line if speaks else None
-    role = build(config, spec, topology, comm.rank, port, folder, preset, show)
+    role = build(config, spec, topology, comm.rank, port, folder, preset, show, saved)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
     watchdog = Watchdog(topology.name(comm.rank), config.run.watchdog_s, folder.stacks_of(*topology.role(comm.rank)))

@@ -5,31 +5,36 @@ from __future__ import annotations
 from apex.config import Config
 from apex.role import Role
 from apex.run_folder import RunFolder
+from apex.saved import Saved
 from apex.schema import EnvSpec
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from launch.view import line
 
 
-def build(config: Config, spec: EnvSpec, topology: Topology, rank: int, port, folder: RunFolder, preset: str, show=None) -> Role:
-    """Return the role of a world rank. Imports only what that role needs: a replay rank has no torch."""
+def build(
+    config: Config, spec: EnvSpec, topology: Topology, rank: int, port,
+    folder: RunFolder, preset: str, show=None, saved: Saved | None = None,
+) -> Role:  # fmt: skip
+    """Return the role of a world rank, which goes on from ``saved``. Imports only what that role needs: a replay rank has no torch."""
     role, index = topology.role(rank)
     if role == REPLAY:
         from replay_rank.service import ReplayService
 
-        return ReplayService(config, spec, port, index)
+        return ReplayService(config, spec, port, index, folder.checkpoints, saved)
     if role == LEARNER:
         from learner.learner import Learner
         from learner.record import Record
 
-        return Learner(config, spec, port, topology, Record(config, topology, folder, preset, show or (lambda row: None)))
+        record = Record(config, topology, folder, preset, show or (lambda row: None))
+        return Learner(config, spec, port, topology, record, saved)
     if role == EVALUATOR:
         from actors.evaluator import Evaluator
 
-        return Evaluator(config, spec, port)
+        return Evaluator(config, spec, port, saved)
     assert role == ACTOR
     from actors.actor import Actor
 
-    return Actor(config, spec, port, index, topology.num_actors)
+    return Actor(config, spec, port, index, topology.num_actors, folder.checkpoints, saved)
 
 
 def limit_torch_threads(threads: int) -> None:

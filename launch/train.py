@@ -11,18 +11,29 @@ from apex.topology import Topology
 from launch import view, world
 
 
-def train(config: Config, preset: str, ranks: int | None, arguments: list[str]) -> int:
-    """Train and return the exit status. ``arguments`` are those of the whole command, for the ranks."""
+def train(config: Config, preset: str, ranks: int | None, arguments: list[str], resumed: RunFolder | None = None) -> int:
+    """Train, or go on with the run of the folder ``resumed``; return the exit status.
+
+    ``arguments`` are those of the whole command, for the ranks.
+    """
     told = world.from_environment()
     if told is not None:
-        return _train_rank(config, preset, ranks, *told)
+        return _train_rank(config, preset, ranks, *told, resumed)
     topology = topologies.make(config, ranks)
     if config.run.transport == "local":
-        return _train_here(config, topology, preset)
-    return _train_under_launcher(config, topology, preset, arguments)
+        return _train_here(config, topology, preset, resumed)
+    return _train_under_launcher(config, topology, preset, arguments, resumed)
 
 
-def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size: int) -> int:
+def resume(run: str, preset: str | None, overrides: list[str], ranks: int | None, arguments: list[str]) -> int:
+    """Go on with a run and return the exit status."""
+    from launch.resume import configure
+
+    config, folder = configure(run, preset, overrides)
+    return train(config, preset or folder.path.name, ranks, arguments, folder)
+
+
+def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size: int, resumed: RunFolder | None) -> int:
     if config.run.transport != world.transport():
         started = "by launch.spawn" if world.transport() == "zmq" else "as an MPI world"
         raise ConfigError(f"run.transport = '{config.run.transport}' cannot run as these {size} ranks, which were started {started}")
@@ -32,35 +43,45 @@ def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size:
     world.limit_threads(config, topology, rank)
     from launch import rank as rank_module  # imports NumPy, which reads the thread variables
 
-    return rank_module.run(config, topology, preset)
+    return rank_module.run(config, topology, preset, resumed)
 
 
-def _train_under_launcher(config: Config, topology: Topology, preset: str, arguments: list[str]) -> int:
+def _train_under_launcher(config: Config, topology: Topology, preset: str, arguments: list[str], resumed: RunFolder | None) -> int:
     from launch import job, memory, mpirun, preflight, spawn
-    from launch.rank import start_folder
+    from launch.rank import begin
+    from launch.resume import CHECKPOINT_VARIABLE, open_and_announce
 
     over_mpi = config.run.transport == "mpi"
     launcher = (mpirun if over_mpi else spawn).launcher(topology.size)
     memory.check(config, preflight.check(config), topology)
-    folder = RunFolder(start_folder(config, preset))
+    path, checkpoint = begin(config, preset, resumed)
+    folder = RunFolder(path)
     view.announce(config, topology, folder.path)
+    resumed_from = {}
+    if checkpoint is not None:
+        open_and_announce(checkpoint, config, topology.num_actors)
+        resumed_from = {CHECKPOINT_VARIABLE: str(checkpoint)}
     if not over_mpi:
-        return job.run(launcher, job.ENVIRONMENT, config, topology, folder, preset, arguments)
+        return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments)
     with mpirun.segments() as segments:
-        return job.run(launcher, mpirun.ENVIRONMENT | segments, config, topology, folder, preset, arguments)
+        return job.run(launcher, mpirun.ENVIRONMENT | segments | resumed_from, config, topology, folder, preset, arguments)
 
 
-def _train_here(config: Config, topology: Topology, preset: str) -> int:
+def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFolder | None) -> int:
     from launch import local, memory, preflight
-    from launch.rank import leave_error, start_folder, write_error_result
+    from launch.rank import begin, leave_error, write_error_result
+    from launch.resume import open_and_announce
     from launch.roles import print_line
 
     spec = preflight.check(config)
     memory.check(config, spec, topology)
-    folder = RunFolder(start_folder(config, preset))
+    path, checkpoint = begin(config, preset, resumed)
+    folder, saved = RunFolder(path), None
     view.announce(config, topology, folder.path)
+    if checkpoint is not None:
+        saved = open_and_announce(checkpoint, config, topology.num_actors)
     try:
-        local.run(config, spec, topology, folder, preset, print_line)
+        local.run(config, spec, topology, folder, preset, print_line, saved)
     except Exception:
         leave_error(folder, traceback.format_exc())
         write_error_result(folder, config, topology, preset, 1)

@@ -65,14 +65,19 @@ def table(row: dict, title: str):
     return result
 
 
-def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=None, period_s: float = 0.25) -> None:
+def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=None, period_s: float = 0.25, only_new=False) -> None:
     """Show a run's rows as they are written, until ``is_alive()`` is False; the last is always shown.
+
+    With ``only_new`` those that there are already, of a run that is resumed, are left out.
 
     On a terminal this is one live table; anywhere else, one :func:`line` for each row. Looks at
     the log every ``period_s`` seconds.
     """
     console = console or _console()
-    batches = _batches(Tail(RunFolder(folder_path).metrics_path), is_alive, period_s)
+    tail = Tail(RunFolder(folder_path).metrics_path)
+    if only_new:
+        tail.new_rows()
+    batches = _batches(tail, is_alive, period_s)
     if console.is_terminal:
         _show_live(batches, title, console)
     else:

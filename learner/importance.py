@@ -12,12 +12,13 @@ class ImportanceWeights:
     that of the batch (``normalizer="batch"``) or of all of replay (``"global"``): of every replay
     rank, as last heard from it. A global maximum does not depend on which rows a batch happens to
     hold. Batches are asked of the replay ranks in turn, so that a row of any rank is drawn with its
-    probability within its rank divided by the number of ranks, which cancels too.
+    probability within its rank divided by the number of ranks, which cancels too. ``smallest`` float64 [num_replay]
+    is what was last heard.
     """
 
     def __init__(self, beta: float, normalizer: str, num_replay: int):
         self.beta, self.normalizer = beta, normalizer
-        self._smallest = np.full(num_replay, np.inf)
+        self.smallest = np.full(num_replay, np.inf)
 
     def __call__(self, replay: int, views: dict[str, np.ndarray]) -> np.ndarray:
         """Return float32[B] in (0, 1] for a sample message of replay rank ``replay``."""
@@ -25,6 +26,6 @@ class ImportanceWeights:
         if self.normalizer == "batch":
             smallest = probability.min()
         else:
-            self._smallest[replay] = views["minimum"][0] / views["total"][0]
-            smallest = self._smallest.min()
+            self.smallest[replay] = views["minimum"][0] / views["total"][0]
+            smallest = self.smallest.min()
         return ((smallest / probability) ** self.beta).astype(np.float32)

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
-from apex import weights
+from apex import rank_state, weights
 from apex.config import Config
+from apex.metrics import Counters
 from apex.ports import LearnerPort
 from apex.role import Role
+from apex.saved import Saved
 from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
-from apex.topology import LEARNER, Topology
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from learner.checkpoints import Checkpoints, to_cpu
 from learner.importance import ImportanceWeights
 from learner.record import Record
 from learner.train_step import NotFinite, StepResult, TrainStep
 
 
 class Learner(Role):
-    """Algorithm 2 of Horgan et al. 2018, with ``learner.prefetch`` sample batches always asked for in advance."""
+    """Algorithm 2 of Horgan et al. 2018, with ``learner.prefetch`` sample batches always asked for in advance.
+
+    Goes on from ``saved`` where that is given.
+    """
 
     port: LearnerPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, record: Record):
+    def __init__(self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, record: Record, saved: Saved | None = None):
         super().__init__(LEARNER, port, config.run.log_period_s)
         self.config, self.record = config, record
         self.train = TrainStep(config, spec)
         self.importance = ImportanceWeights(config.learner.beta, config.learner.is_normalizer, topology.replay_ranks)
         self._samples = sample_layout(spec, config.learner.batch_size)
         self._make_messages(config)
-        self._replay_turns = itertools.cycle(range(topology.replay_ranks))
-        self._requested = 0
+        self._turn = self._requested = 0  # replay rank that is asked next; batches asked for
         self._param_version = 0
-        self._publish()
+        steps = -1 if saved is None else saved.learner_steps
+        self.checkpoints = Checkpoints(config, topology, record.folder.checkpoints, port, steps)
+        if saved is None:
+            self._publish()
+        else:
+            self._resume(saved)
 
     def work(self) -> bool:
         """Train on one batch if one has arrived."""
-        self._listen()
-        if self.port.stopping:
+        if self._listen() or self.port.stopping:
             return True
+        if self.record.reason is not None:
+            return False  # the last checkpoint is being written
         self._fill_pipeline()
         arrived = self.port.poll_sample()
         if arrived is None:
@@ -54,6 +63,8 @@ class Learner(Role):
 
     def waiting_for(self) -> str:
         """Say what the learner waits for."""
+        if self.record.reason is not None and not self.port.stopping:
+            return "the last checkpoint"
         return f"sample batches: {self.port.waits_for()}"
 
     def close(self) -> None:
@@ -63,7 +74,8 @@ class Learner(Role):
 
     def _fill_pipeline(self) -> None:
         while self._requested < self.config.learner.prefetch:
-            self.port.request_sample(next(self._replay_turns))
+            self.port.request_sample(self._turn)
+            self._turn = (self._turn + 1) % self.record.topology.replay_ranks
             self._requested += 1
 
     def _make_messages(self, config: Config) -> None:
@@ -96,12 +108,6 @@ class Learner(Role):
     def _after_step(self, learner_steps: int) -> None:
         if learner_steps % self.config.learner.publish_period == 0:
             self._publish()
-        if learner_steps % self.config.learner.checkpoint_period == 0:
-            self._save_checkpoint()
-
-    def _save_checkpoint(self) -> None:
-        self.train.check_finite()
-        self.record.save_checkpoint(self.train.state())
 
     def _publish(self) -> None:
         self.train.check_finite()
@@ -117,16 +123,54 @@ class Learner(Role):
         for name in ("loss", "td_error", "q_value", "grad_norm"):
             self.counters.set(name, getattr(result, name))
 
-    def _listen(self) -> None:
-        """Hear reports, write the log, and end the run when a limit is reached."""
+    def _listen(self) -> bool:
+        """Hear reports, write the log, take checkpoints, and end the run when a limit is reached; return whether one was begun.
+
+        Nothing else is done in a step that begins one, nor in the other roles' steps that hear of it: where roles take
+        turns, all parts are of one moment.
+        """
         if self.record.row_is_due():
             self.report()  # so that the row's own counts are of this moment
             self._hear_reports()
             self.record.write_row()
         self._hear_reports()
-        if self.record.reason_to_end(self.train.learner_steps, self.port.stop_requested) is not None:
-            self.port.stop()
-            self._save_checkpoint()  # now, since a rank that does not answer can keep the run from ending in order
+        self.checkpoints.hear()
+        steps = self.train.learner_steps
+        if self.record.reason_to_end(steps, self.port.stop_requested) is not None:
+            if self.checkpoints.last_is_over(steps, self._copies):
+                self.port.stop()
+            return False
+        due = self.checkpoints.is_due(steps)
+        if due:
+            self.checkpoints.begin(steps, self._copies)
+        return due
+
+    def _copies(self) -> tuple[dict, dict, dict]:
+        """Return copies of all that this rank goes on from: tensors, arrays and plain values."""
+        self.train.check_finite()
+        on_their_way, transport = self.port.state() if hasattr(self.port, "state") else ({}, None)
+        values = {
+            "counters": self.counters.vector().tolist(), "param_version": self._param_version, "turn": self._turn,
+            "requested": self._requested, "smallest": self.importance.smallest.tolist(), "transport": transport,
+            "record": self.record.state(), "answers": self.record.last_reports(),
+        }  # fmt: skip
+        return to_cpu(self.train.state()), on_their_way, values
+
+    def _resume(self, saved: Saved) -> None:
+        values, topology = saved.values(LEARNER), self.record.topology
+        self.train.load_state(saved.folder / f"{LEARNER}.pt")
+        self.counters = Counters.from_vector(LEARNER, np.array(values["counters"]))
+        self._param_version = values["param_version"]
+        if saved.replay_ranks == topology.replay_ranks:
+            self.importance.smallest[:] = values["smallest"]
+        ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
+        reports = {role: [rank_state.counters(saved, role, i, n) for i in range(n)] for role, n in ranks.items()}
+        self.record.resume(values["record"], reports | {LEARNER: [self.counters.vector()]})
+        if saved.exact:
+            self._turn, self._requested = values["turn"], values["requested"]
+            self.port.restore(saved.arrays(LEARNER), values["transport"])
+        else:
+            self._publish()
 
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()

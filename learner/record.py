@@ -10,14 +10,17 @@ import time
 import numpy as np
 from torch import nn
 
-from apex import checkpoint, weights
-from apex.config import Config
+from apex import checkpoint, rank_state, weights
+from apex.checkpoint_files import check_room
+from apex.config import Config, ConfigError
 from apex.metrics import Counters, Hub
 from apex.ports import Report
 from apex.run_folder import RunFolder, make_result
 from apex.schema import weight_header, weight_layout
 from apex.tensorboard_log import Scalars
-from apex.topology import EVALUATOR, Topology
+from apex.topology import ACTOR, EVALUATOR, Topology
+
+_ROW_BYTES = 1 << 20  # left free by the log; a row takes one kilobyte
 
 
 class Record:
@@ -31,6 +34,7 @@ class Record:
         self.reason: str | None = None
         self.eval_return, self.eval_episodes, self.best_return = math.nan, 0, -math.inf
         self._evaluations = 0
+        self._warned: set[str] = set()
         self._next_row = self.started + config.run.log_period_s
 
     def hear(self, report: Report) -> int | None:
@@ -69,9 +73,28 @@ class Record:
         """Whether ``run.log_period_s`` have passed since the last row of the log."""
         return time.monotonic() >= self._next_row
 
-    def save_checkpoint(self, state: dict) -> None:
-        """Write the newest networks, optimiser and counts."""
-        checkpoint.save(self.folder.checkpoints / "latest.pt", state)
+    def state(self) -> dict:
+        """Return, as plain values, what a run that resumes goes on from."""
+        values = {"wall_s": self.wall_s, "eval_return": self.eval_return, "eval_episodes": self.eval_episodes}
+        return values | {"best_return": self.best_return, "evaluations": self._evaluations}
+
+    def resume(self, values: dict, reports: dict[str, list[np.ndarray]]) -> None:
+        """Go on from ``state`` and from reports, role -> vectors by index. The best weights on disk stay the best."""
+        self.started -= values["wall_s"]
+        self.eval_return, self.eval_episodes = values["eval_return"], values["eval_episodes"]
+        self._evaluations, self.best_return = values["evaluations"], max(values["best_return"], self._best_on_disk())
+        self.hub.start_from(reports, self.started)
+
+    def last_reports(self) -> dict[str, dict[str, list[int]]]:
+        """Return role -> index -> the words that stand for a rank which does not answer: its last report."""
+        held = {role: self.hub.reports(role) for role in (ACTOR, EVALUATOR)}
+        return {role: {str(i): rank_state.pack(vector).tolist() for i, vector in enumerate(v)} for role, v in held.items()}
+
+    def _best_on_disk(self) -> float:
+        try:
+            return float(checkpoint.load(self.folder.checkpoints / "best.pt")["eval_return"])
+        except (ConfigError, KeyError):
+            return -math.inf
 
     def save_best(self, network: nn.Module, message: np.ndarray) -> None:
         """Write the weights of a weight message as the best so far."""
@@ -79,7 +102,10 @@ class Record:
         vector = weight_layout(weights.size(best)).views(message)["vector"]
         weights.unflatten(best, vector)
         state = {"online": best.state_dict(), "learner_steps": weight_header(message)[1], "eval_return": self.best_return}
-        checkpoint.save(self.folder.checkpoints / "best.pt", state)
+        try:
+            checkpoint.save(self.folder.checkpoints / "best.pt", state)
+        except OSError as error:
+            self._warn("best.pt", error)
 
     def keep_skipped(self, number: int, error: Exception, views: dict[str, np.ndarray], state: dict) -> None:
         """Write the batch and the networks of a step that was skipped to ``skipped/``, and tell."""
@@ -110,7 +136,17 @@ class Record:
         """Write a row of the log to the run folder and the screen; return it."""
         self._next_row = time.monotonic() + self.config.run.log_period_s
         row = self.hub.row(last)
-        self.folder.append_row(row)
-        self.scalars.write(row)
+        try:
+            check_room(self.folder.path, 0, _ROW_BYTES)  # a thread of TensorBoard's that met a full disk would end the run
+            self.folder.append_row(row)
+            self.scalars.write(row)
+        except OSError as error:
+            self._warn("some rows of the log", error)
         self.show(row)
         return row
+
+    def _warn(self, what: str, error: OSError) -> None:
+        """Say what is lost: a full disk does not end a run."""
+        if what not in self._warned:
+            self._warned.add(what)
+            print(f"apex: warning: without {what}: {error.strerror}; the run goes on", file=sys.stderr, flush=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from apex import algorithms, seeds
+from apex import algorithms, checkpoint, seeds
 from apex.config import Config, ConfigError, LearnerConfig
 from apex.schema import EnvSpec
 
@@ -47,6 +48,7 @@ class TrainStep:
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = _optimizer(self.online, config.learner)
         self.learner_steps = 0
+        self._random: dict | None = None  # state of torch's generators that the next update goes on from
 
     def __call__(self, views: dict[str, np.ndarray], is_weight: np.ndarray) -> StepResult:
         """Update the online network from a sample message; copy it into the target when that is due.
@@ -54,6 +56,7 @@ class TrainStep:
         The loss is the mean of is_weight * Huber(TD error). Raises :class:`NotFinite`, and changes nothing,
         where it or its gradient is not finite.
         """
+        self._restore_random()
         batch = {name: _on(self.device, views[name]) for name in _INPUTS}
         weight = torch.from_numpy(is_weight).to(self.device)
         error, q_taken = self.algorithm.td_error(self.online, self.target, batch, self.config)
@@ -72,13 +75,38 @@ class TrainStep:
                 raise FloatingPointError(f"after learner step {self.learner_steps} the parameter '{name}' is not finite")
 
     def state(self) -> dict:
-        """Return networks, optimiser and step count for a checkpoint."""
+        """Return networks, optimiser, step count and torch's random state for a checkpoint."""
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return {
+            "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
             "online": self.online.state_dict(),
             "target": self.target.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "learner_steps": self.learner_steps,
         }
+
+    def load_state(self, path: Path) -> None:
+        """Go on from what ``state`` returned, saved at ``path``; raises :class:`ConfigError` where that does not fit or cannot be read."""
+        state = checkpoint.load(path)
+        try:
+            self.online.load_state_dict(state["online"])
+            self.target.load_state_dict(state["target"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.learner_steps, self._random = int(state["learner_steps"]), state["random"]
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"checkpoint {path} does not belong to this run's configuration: {str(error).splitlines()[0]}") from None
+        for group in self.optimizer.param_groups:  # which the configuration of now says
+            group["lr"], group["eps"] = self.config.learner.learning_rate, self.config.learner.optimizer_eps
+            if "alpha" in group:
+                group["alpha"] = self.config.learner.rmsprop_decay
+
+    def _restore_random(self) -> None:
+        """Once all else that draws from torch's generators has been made."""
+        if self._random is not None:
+            torch.set_rng_state(self._random["cpu"])
+            for state in self._random["cuda"][: self.device.type == "cuda"]:
+                torch.cuda.set_rng_state(state, self.device)
+            self._random = None
 
     def _descend(self, loss: torch.Tensor) -> float:
         self.optimizer.zero_grad(set_to_none=True)

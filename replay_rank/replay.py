@@ -98,6 +98,17 @@ class Replay:
         self.stale_updates += stale
         return stale
 
+    @property
+    def landing_place(self) -> int:
+        """The place of the ring that the next batch is received into."""
+        return self._landing
+
+    def take_over(self, mass: np.ndarray, landing: int) -> None:
+        """Go on with another's masses (float64[slots], as its index saved them), once ring, counts and generations are in place."""
+        self.index.load(mass)
+        self.size = int(self.count.sum())
+        self._landing = landing
+
     def check(self) -> None:
         """Raise AssertionError where the index, the counts and the masses disagree."""
         self.index.check()

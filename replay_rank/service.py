@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import math
+from pathlib import Path
 
 import numpy as np
 
-from apex import seeds
+from apex import rank_state, seeds
+from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config
+from apex.metrics import Counters
 from apex.ports import IntakeEvent, PriorityEvent, ReplayPort, SampleRequestEvent
 from apex.role import Role
+from apex.saved import Saved
 from apex.schema import EnvSpec, intake_layout, priority_layout, sample_layout
 from apex.topology import REPLAY
 from replay_rank.index import index_class
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay, ring_places
+from replay_rank.restore import Restore, snapshot
+from replay_rank.segments import Segments
 
 # A sample batch takes as long to gather as dozens of intake batches take to insert: with one for one, a learner that
 # is always waiting would hold the actors up.
@@ -22,12 +29,17 @@ _EVENTS_PER_ANSWER = 16
 
 
 class ReplayService(Role):
-    """Receives intake into the ring, answers sample requests, applies priorities."""
+    """Receives intake into the ring, answers sample requests, applies priorities.
+
+    Checkpoints are written into a folder in ``checkpoints``; it goes on from ``saved`` where that is given.
+    """
 
     port: ReplayPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: ReplayPort, index: int):
+    def __init__(self, config: Config, spec: EnvSpec, port: ReplayPort, index: int, checkpoints=Path(), saved: Saved | None = None):
         super().__init__(REPLAY, port, config.run.log_period_s)
+        self.name, self.checkpoints, self._keeps_ring = f"{REPLAY}-{index}", checkpoints, config.replay.checkpoint
+        self._at_once = config.run.transport == "local"  # where each rank's turn waits for the others' anyhow
         self.replay = Replay(config, spec, seeds.generator(config.run.seed, "replay", index))
         print(f"apex: {REPLAY} {index}: priority index {self.replay.index.describe()}", flush=True)
         self.limiter = RateLimiter(config)
@@ -35,10 +47,15 @@ class ReplayService(Role):
         self._sample_layout = sample_layout(spec, self.batch_size)
         self._priority_layout = priority_layout(self.batch_size)
         self._open_requests = 0
+        self.segments = Segments(checkpoints, self.name, self.replay.store.buffer, config.replay.ranks)
+        self._announced: Announcement | None = None  # what has not been answered
+        if saved is not None:
+            self._resume(config, saved, index)
         self.counters.set("capacity", config.replay.capacity // config.replay.ranks)
 
     def work(self) -> bool:
         """Handle some events and answer one request; return whether anything happened."""
+        self._answer_announcement()
         handled = 0
         while handled < _EVENTS_PER_ANSWER and self._handle(self.port.poll(self._landing())):
             handled += 1
@@ -46,11 +63,28 @@ class ReplayService(Role):
 
     def wind_down(self) -> bool:
         """Receive what is still on its way and answer no more requests."""
+        if self._announced is not None:
+            self._announced = None
+            self.segments.abandon()
         handled = self._handle(self.port.poll(self.replay.landing()))
         while self._open_requests:
             self._open_requests -= 1
             self.port.refuse_sample()
         return handled
+
+    def heed(self, announced: Announcement) -> None:
+        """Begin to write ring, masses and counts beside the service."""
+        self.update_counters()
+        live, arrays, values = snapshot(self.replay, self.limiter)
+        values |= {"counters": self.counters.vector().tolist(), "open_requests": self._open_requests}
+        if self._keeps_ring:
+            self._announced = announced
+            self.segments.begin(announced, live, arrays["generation"], arrays, values)
+            if self._at_once:
+                self.segments.wait()
+                self._answer_announcement()
+        else:
+            self.port.answer(Reply(announced.number, self._write_values(announced, values), np.zeros(0, np.int64)).words())
 
     def waiting_for(self) -> str:
         """Say what the rank waits for."""
@@ -66,7 +100,29 @@ class ReplayService(Role):
             self.counters.set(name, value)
 
     def _landing(self) -> np.ndarray | None:
-        return self.replay.landing() if self.limiter.may_insert() else None
+        if not self.limiter.may_insert() or self.segments.holds(self.replay.landing_place):
+            return None
+        return self.replay.landing()
+
+    def _resume(self, config: Config, saved: Saved, index: int) -> None:
+        Restore(saved, index, config.replay.ranks)(self.replay, self.limiter, self.segments)
+        self.counters = Counters.from_vector(REPLAY, rank_state.counters(saved, REPLAY, index, config.replay.ranks))
+        if saved.exact:
+            self._open_requests = saved.values(self.name)["open_requests"]
+
+    def _answer_announcement(self) -> None:
+        error = None if self._announced is None else self.segments.poll()
+        if error is not None:
+            self.port.answer(Reply(self._announced.number, error, np.zeros(0, np.int64)).words())
+            self._announced = None
+
+    def _write_values(self, announced: Announcement, values: dict) -> int:
+        """Write what there is without the ring; return 0 or the error number."""
+        try:
+            Part(announced.partial(self.checkpoints), self.name).finish(values)
+            return 0
+        except OSError as error:
+            return error.errno or errno.EIO
 
     def _handle(self, event) -> bool:
         match event:

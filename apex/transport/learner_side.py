@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from apex.ports import Report
+from apex.ports import Answer, Report
 
 
 class LearnerSide:
-    """Comes before a transport's port among the bases of its learner port, which appends to ``_reports`` what it hears."""
+    """Comes before a transport's port among the bases of its learner port, which appends to ``_reports`` and ``_answers`` what it hears."""
 
     role: str
     index: int
 
     def __init__(self, *args):
         self._reports: list[Report] = []
+        self._answers: list[Answer] = []
         self.stop_requested = False
         super().__init__(*args)
 
@@ -22,6 +23,14 @@ class LearnerSide:
         """Return the reports since the last call."""
         reports, self._reports = self._reports, []
         return reports
+
+    def poll_answers(self) -> list[Answer]:
+        """Return the answers since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def poll_announcement(self) -> None:
+        """Nobody announces anything to the learner."""
 
     def send_report(self, vector: np.ndarray) -> bool:
         """The learner's own report needs no message."""

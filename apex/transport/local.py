@@ -6,9 +6,10 @@ from collections import deque
 
 import numpy as np
 
-from apex.ports import IntakeEvent, PriorityEvent, Report, SampleRequestEvent
+from apex.ports import Answer, IntakeEvent, PriorityEvent, Report, SampleRequestEvent
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER, REPLAY, Topology
+from apex.transport import local_state
 from apex.transport.credits import IntakeCredits
 
 
@@ -21,20 +22,33 @@ class LocalWorld:
         self.to_replay = [deque() for _ in range(topology.replay_ranks)]  # _Request or PriorityEvent
         self.requests: deque[_Request] = deque()
         self.reports: list[Report] = []
+        self.announcements: dict[int, np.ndarray] = {}  # by the rank they are for
+        self.answers: list[Answer] = []
         self.newest: np.ndarray | None = None
         self.evaluator_publishes: deque[np.ndarray] = deque(maxlen=2)
         self.stop_requested = self.stopping = False
         self.open_ranks = set(range(topology.size))
+        self.ports: dict[int, LocalPort] = {}
 
     def port(self, rank: int) -> LocalPort:
         """Return the port of a world rank."""
         role, _ = self.topology.role(rank)
-        return {LEARNER: LocalLearnerPort, REPLAY: LocalReplayPort}.get(role, LocalActorPort)(self, rank)
+        self.ports[rank] = {LEARNER: LocalLearnerPort, REPLAY: LocalReplayPort}.get(role, LocalActorPort)(self, rank)
+        return self.ports[rank]
+
+    @staticmethod
+    def new_request(replay: int) -> _Request:
+        """Return a request that nobody has answered."""
+        return _Request(replay)
+
+    def replay_ports(self) -> list[LocalReplayPort]:
+        """Return the ports of the replay ranks, in replay index order."""
+        return [self.ports[rank] for rank in self.topology.replay_ranks_range]
 
     @property
     def in_flight(self) -> int:
         """Messages sent but not received."""
-        return sum(map(len, [*self.intake, *self.to_replay, self.requests]))
+        return sum(map(len, [*self.intake, *self.to_replay, self.requests, self.announcements]))
 
 
 class _Request:
@@ -59,6 +73,14 @@ class LocalPort:
         """Append the report to the learner's list."""
         self.world.reports.append(Report(self.role, self.index, vector.copy()))
         return True
+
+    def poll_announcement(self) -> np.ndarray | None:
+        """Return what the learner has announced."""
+        return self.world.announcements.pop(self.rank, None)
+
+    def answer(self, words: np.ndarray) -> None:
+        """Append the answer to the learner's list."""
+        self.world.answers.append(Answer(self.role, self.index, words.copy()))
 
     def request_stop(self) -> None:
         """Set the flag that the learner reads."""
@@ -202,6 +224,23 @@ class LocalLearnerPort(LocalPort):
         """Return the reports since the last call."""
         reports, self.world.reports = self.world.reports, []
         return reports
+
+    def announce(self, rank: int, words: np.ndarray) -> None:
+        """Keep a copy for the rank."""
+        self.world.announcements[rank] = words.copy()
+
+    def poll_answers(self) -> list[Answer]:
+        """Return the answers since the last call."""
+        answers, self.world.answers = self.world.answers, []
+        return answers
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict]:
+        """Return all that is on its way in this world: arrays and plain values."""
+        return local_state.save(self.world)
+
+    def restore(self, arrays: dict[str, np.ndarray], values: dict) -> None:
+        """Put back what ``state`` returned; to be called once all ports have been made."""
+        local_state.restore(self.world, arrays, values)
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""

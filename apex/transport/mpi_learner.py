@@ -9,11 +9,13 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
-from apex.ports import Report
+from apex.ports import WORDS, Answer, Report
 from apex.schema import ALIGNMENT, Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.learner_side import LearnerSide
 from apex.transport.mpi_port import (
+    ANNOUNCEMENT,
+    ANSWER,
     NOTHING,
     PRIORITY,
     REPORT,
@@ -65,7 +67,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._newest: _Publish | None = None
         self._evaluator_publishes: deque[_Publish] = deque()
         self._weight_requests: dict[int, int] = {}
-        self._small = np.zeros(8 * MAX_REPORT, np.uint8)
+        self._small = np.zeros(8 * max(MAX_REPORT, WORDS), np.uint8)
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
@@ -142,6 +144,11 @@ class MpiLearnerPort(LearnerSide, MpiPort):
             self._lendable = list(self._desk.make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
         return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
 
+    def announce(self, rank: int, words: np.ndarray) -> None:
+        """Send a copy."""
+        message = words.astype(np.int64).view(np.uint8)
+        self._sends.append((self.lent.Issend([message, MPI.BYTE], rank, ANNOUNCEMENT), "announcement", rank, None))
+
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         messages = (p.message for p in self._evaluator_publishes)
@@ -169,6 +176,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
             self._weight_requests[source] = int(payload.view(np.int64)[0])
         elif tag == REPORT:
             self._reports.append(Report(*self.topology.role(source), payload.view(np.float64).copy()))
+        elif tag == ANSWER:
+            self._answers.append(Answer(*self.topology.role(source), payload.view(np.int64).copy()))
         elif tag == STOP_REQUEST:
             self.stop_requested = True
 

@@ -12,11 +12,12 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
+from apex.ports import WORDS
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared import neighbours
 
-INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST = range(1, 10)
+INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, ANNOUNCEMENT, ANSWER = range(1, 12)
 NOTHING = np.zeros(0, np.uint8)
 REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
 
@@ -59,6 +60,19 @@ class MpiPort:
         self._report_free = False
         self._send(self._report[: len(vector)].view(np.uint8), LEARNER_RANK, REPORT, "report", self._free_report)
         return True
+
+    def poll_announcement(self) -> np.ndarray | None:
+        """Receive what the learner has announced: on the communicator where a message may wait unreceived."""
+        message = self.lent.Improbe(LEARNER_RANK, ANNOUNCEMENT)
+        if message is None:
+            return None
+        words = np.empty(WORDS, np.int64)
+        message.Recv([words, MPI.BYTE])
+        return words
+
+    def answer(self, words: np.ndarray) -> None:
+        """Send a copy to the learner."""
+        self._send(words.astype(np.int64).view(np.uint8), LEARNER_RANK, ANSWER, "answer")
 
     def request_stop(self) -> None:
         """Ask the learner once."""

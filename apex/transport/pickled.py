@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from apex.ports import IntakeEvent, PriorityEvent, Report, SampleRequestEvent
+from apex.ports import Answer, IntakeEvent, PriorityEvent, Report, SampleRequestEvent
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from apex.transport.credits import IntakeCredits
@@ -28,6 +28,7 @@ class Kind(IntEnum):
     """What a message is."""
 
     INTAKE, REQUEST, SAMPLE, PRIORITIES, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, FINISHED, LEAVE = range(1, 12)
+    ANNOUNCEMENT, ANSWER = 12, 13
 
 
 def make_port(wire, rank: int, topology: Topology, limits: Limits, form: Form) -> PickledPort:
@@ -46,6 +47,7 @@ class PickledPort:
         self.stopping = self.finished = False
         self._finishing = self._told_finished = self._asked_to_stop = False
         self._report_free = True
+        self._announcement: np.ndarray | None = None
 
     def progress(self) -> None:
         """Take what has arrived, but for intake; tell of this rank's end."""
@@ -63,6 +65,15 @@ class PickledPort:
         self._report_free = False
         self.wire.send(LEARNER_RANK, Kind.REPORT, vector.copy(), self._free_report)
         return True
+
+    def poll_announcement(self) -> np.ndarray | None:
+        """Return what the learner has announced."""
+        announcement, self._announcement = self._announcement, None
+        return announcement
+
+    def answer(self, words: np.ndarray) -> None:
+        """Send a copy to the learner."""
+        self.wire.send(LEARNER_RANK, Kind.ANSWER, words.copy())
 
     def request_stop(self) -> None:
         """Ask the learner once."""
@@ -86,6 +97,8 @@ class PickledPort:
         """Take one message; a role's own kinds come first."""
         if kind == Kind.STOP:
             self.stopping = True
+        elif kind == Kind.ANNOUNCEMENT:
+            self._announcement = content
         elif kind == Kind.LEAVE:
             self.finished = True
 
@@ -259,6 +272,10 @@ class PickledLearnerPort(LearnerSide, PickledPort):
         """Keep a copy as the newest."""
         self._newest = message.copy()
 
+    def announce(self, rank: int, words: np.ndarray) -> None:
+        """Send a copy."""
+        self.wire.send(rank, Kind.ANNOUNCEMENT, words.copy())
+
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         return next((m for m in self._evaluator_publishes if weight_header(m)[0] == param_version), None)
@@ -274,6 +291,8 @@ class PickledLearnerPort(LearnerSide, PickledPort):
             self._arrived[self.topology.role(source)[1]].append(content)
         elif kind == Kind.REPORT:
             self._reports.append(Report(*self.topology.role(source), content))
+        elif kind == Kind.ANSWER:
+            self._answers.append(Answer(*self.topology.role(source), content))
         elif kind == Kind.WEIGHT_REQUEST:
             self._weight_requests[source] = content
         elif kind == Kind.STOP_REQUEST:

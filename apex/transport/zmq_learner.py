@@ -7,12 +7,14 @@ from collections import deque
 import numpy as np
 
 from apex.metrics import MAX_REPORT, REPORT_FIELDS
-from apex.ports import Report
+from apex.ports import WORDS, Answer, Report
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import Topology
 from apex.transport.learner_side import LearnerSide
 from apex.transport.zmq_link import Message
 from apex.transport.zmq_port import (
+    ANNOUNCEMENT,
+    ANSWER,
     DONE,
     FINISHED,
     MESSAGES_PER_PROGRESS,
@@ -107,6 +109,10 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         publish.message[:] = message
         self._newest = publish
 
+    def announce(self, rank: int, words: np.ndarray) -> None:
+        """Send a copy."""
+        self._hub.send(rank, ANNOUNCEMENT, 0, words.astype(np.int64).view(np.uint8))
+
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         messages = (p.message for p in self._evaluator_publishes)
@@ -130,7 +136,8 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
 
     def _hear(self, message: Message) -> None:
         if message.has_payload:
-            {SAMPLE: self._take_sample, REPORT: self._take_report}.get(message.kind, lambda _: self._hub.refuse())(message.rank)
+            take = {SAMPLE: self._take_sample, REPORT: self._take_report, ANSWER: self._take_answer}
+            take.get(message.kind, lambda _: self._hub.refuse())(message.rank)
         elif message.kind == NO_SAMPLE:
             self._answered(message.rank, None)
         elif message.kind == WEIGHT_REQUEST:
@@ -166,6 +173,11 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
             return
         self._reports.append(Report(role, index, self._report_buffer[:nbytes].view(np.float64).copy()))
         self._hub.send(rank, REPORT_TAKEN)
+
+    def _take_answer(self, rank: int) -> None:
+        words = self._hub.take(8 * WORDS)
+        if words is not None:
+            self._answers.append(Answer(*self.topology.role(rank), words.view(np.int64).copy()))
 
     def _answer_weight_requests(self) -> None:
         """Answer whoever asked for what is now published; while ending, answer all with nothing."""

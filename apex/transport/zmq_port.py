@@ -6,13 +6,14 @@ import socket
 
 import numpy as np
 
+from apex.ports import WORDS
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.zmq_link import Hub, Link, Message, wait
 from apex.transport.zmq_world import World
 
 HELLO, WELCOME, INTAKE, INTAKE_TAKEN, SAMPLE_REQUEST, SAMPLE, NO_SAMPLE, PRIORITY, WEIGHT_REQUEST = range(1, 10)
-WEIGHTS, NO_WEIGHTS, REPORT, REPORT_TAKEN, STOP_REQUEST, STOP, FINISHED, DONE = range(10, 18)
+WEIGHTS, NO_WEIGHTS, REPORT, REPORT_TAKEN, STOP_REQUEST, STOP, FINISHED, DONE, ANNOUNCEMENT, ANSWER = range(10, 20)
 MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
 
 
@@ -97,6 +98,7 @@ class ZmqMemberPort(ZmqPort):
     def __init__(self, world: World, topology: Topology, limits: Limits):
         self._report_free = True
         self._asked_to_stop = self._told_finished = False
+        self._announcement: np.ndarray | None = None
         super().__init__(world, topology, limits)
         self._learner = self._links[LEARNER_RANK]
 
@@ -122,6 +124,15 @@ class ZmqMemberPort(ZmqPort):
         self._learner.send(REPORT, 0, vector.view(np.uint8))
         return True
 
+    def poll_announcement(self) -> np.ndarray | None:
+        """Return what the learner has announced."""
+        announcement, self._announcement = self._announcement, None
+        return announcement
+
+    def answer(self, words: np.ndarray) -> None:
+        """Send a copy to the learner."""
+        self._learner.send(ANSWER, 0, words.astype(np.int64).view(np.uint8))
+
     def request_stop(self) -> None:
         """Ask the learner once."""
         if not self._asked_to_stop:
@@ -129,7 +140,10 @@ class ZmqMemberPort(ZmqPort):
             self._learner.send(STOP_REQUEST)
 
     def _hear(self, message: Message) -> None:
-        if message.has_payload:
+        if message.has_payload and message.kind == ANNOUNCEMENT:
+            words = self._learner.take(8 * WORDS)
+            self._announcement = None if words is None else words.view(np.int64).copy()
+        elif message.has_payload:
             self._learner.refuse()
         elif message.kind == STOP:
             self.stopping = True
@@ -141,4 +155,5 @@ class ZmqMemberPort(ZmqPort):
             self._learner.refuse()
 
     def _open(self) -> list[str]:
-        return [] if self._report_free else [f"{self.topology.name(LEARNER_RANK)} to take a report"]
+        report = [] if self._report_free else [f"{self.topology.name(LEARNER_RANK)} to take a report"]
+        return report if self._announcement is None else ["its own turn to hear an announcement", *report]

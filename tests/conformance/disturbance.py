@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 from endless_storm import SCENARIO
+from ledger import INTAKE
 from port_conformance import judge_rounds
-from stormers import INTAKE
 
 from apex.topology import Topology
 

@@ -9,7 +9,9 @@ import pickle
 import time
 from pathlib import Path
 
-from stormers import NEVER, REPORT, Scenario, stormer, until
+from ledger import NEVER, REPORT, Scenario
+from storm_base import until
+from stormers import stormer
 
 from apex.schema import Limits
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology

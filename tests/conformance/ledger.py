@@ -1,9 +1,32 @@
-"""The account that a rank of a storm keeps of its messages (see ``stormers``), for ``port_conformance`` to compare."""
+"""What the ranks of a storm write down (see ``stormers``): every message that each has sent and received."""
 
 import zlib
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
+
+from apex.schema import Limits
+
+INTAKE, SAMPLE, PRIORITY, REPORT = "intake batch", "sample batch", "priority message", "report"
+REQUEST, REFUSAL = "sample request", "refusal"
+ANNOUNCEMENT, ANSWER = "announcement", "answer"
+ANY_REPLAY = -1  # the port chooses which replay rank an intake batch goes to
+NEVER = 10**9  # learner steps that no publish reaches
+
+
+class Scenario(NamedTuple):
+    """How much is sent before the end, and how large; sizes in bytes."""
+
+    samples: int  # sample batches the learner takes before it ends the run
+    intake: int  # intake batches each actor sends, and
+    weights: int  # weights it receives, before it asks for the end
+    rounds: int  # times all of it is done, each with new ports
+    intake_nbytes: int
+    weight_nbytes: int
+    limits: Limits
+    ask_for_never: bool = False  # half of the acting ranks ask for weights that are never published
+    delay_s: float = 0.002  # longest random pause
 
 
 class Ledger:

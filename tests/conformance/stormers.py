@@ -1,142 +1,42 @@
 """Roles that send every kind of message, both ways, at random, and keep account (see ``port_conformance``).
 
-Every payload is random. Both ends write its length and checksum into a ledger, and every buffer is overwritten as soon as the
-contract allows, so that a message lost, sent twice, changed on its way, or given back too early leaves the ledgers unequal.
+Every payload is random. Both ends write its length and checksum into a ledger (see ``ledger``), and every buffer is overwritten
+as soon as the contract allows, so that a message lost, sent twice, changed on its way, or given back too early leaves the
+ledgers unequal.
 """
 
-import gc
-import random
-import time
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
-from ledger import Ledger, seal
+from ledger import (
+    ANNOUNCEMENT,
+    ANSWER,
+    ANY_REPLAY,
+    INTAKE,
+    NEVER,
+    PRIORITY,
+    REFUSAL,
+    REPORT,
+    REQUEST,
+    SAMPLE,
+    Ledger,
+    Scenario,
+    seal,
+)
+from storm_base import Stormer
 
 from apex.metrics import REPORT_FIELDS
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
-from apex.schema import Limits, aligned_bytes, weight_header
+from apex.schema import aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.drive import Wait
 
-INTAKE, SAMPLE, PRIORITY, REPORT = "intake batch", "sample batch", "priority message", "report"
-REQUEST, REFUSAL = "sample request", "refusal"
-ANY_REPLAY = -1  # the port chooses which replay rank an intake batch goes to
-NEVER = 10**9  # learner steps that no publish reaches
 _UNTOUCHED, _GIVEN_BACK = 0xA5, 0x5A
-
-
-class Scenario(NamedTuple):
-    """How much is sent before the end, and how large; sizes in bytes."""
-
-    samples: int  # sample batches the learner takes before it ends the run
-    intake: int  # intake batches each actor sends, and
-    weights: int  # weights it receives, before it asks for the end
-    rounds: int  # times all of it is done, each with new ports
-    intake_nbytes: int
-    weight_nbytes: int
-    limits: Limits
-    ask_for_never: bool = False  # half of the acting ranks ask for weights that are never published
-    delay_s: float = 0.002  # longest random pause
 
 
 def stormer(topology: Topology, rank: int, port, scenario: Scenario, seed: int):
     """Return the role of ``rank`` in a storm."""
     kinds = {LEARNER: StormLearner, REPLAY: StormReplay, EVALUATOR: StormEvaluator, ACTOR: StormActor}
     return kinds[topology.role(rank)[0]](topology, rank, port, scenario, seed)
-
-
-def until(holds, step, port, name: str, longest_s: float) -> None:
-    """Call ``step`` until ``holds()``; whoever waits too long says for what, and ends the job."""
-    wait, deadline = Wait(ranks=2), time.monotonic() + longest_s  # as if cores were shared, which they mostly are
-    while not holds():
-        if step():
-            wait.reset()
-        else:
-            wait.idle()
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{name} waits for {port.waits_for()}")
-
-
-class Stormer:
-    """What all roles share: random payloads and pauses, reports, and the end."""
-
-    def __init__(self, topology: Topology, rank: int, port, scenario: Scenario, seed: int):
-        self.topology, self.rank, self.port, self.scenario = topology, rank, port, scenario
-        self.role, self.index = topology.role(rank)
-        self.rng = random.Random(f"{seed} {rank}")
-        self.ledger = Ledger(rank)
-        largest = max(scenario.intake_nbytes, scenario.weight_nbytes, scenario.limits.sample_nbytes)
-        self._noise = np.frombuffer(self.rng.randbytes(2 * largest), np.uint8)
-        self._reports, self._last_report_sent = 0, False
-        self.set_up()
-
-    def set_up(self) -> None:
-        """Make what a role needs."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the port says that all is done."""
-        return self.port.finished
-
-    def step(self) -> bool:
-        """Do one thing; return whether there was anything to do."""
-        self.port.progress()
-        if self.rng.random() < 0.02:
-            gc.collect()
-        if self.rng.random() < 0.1:
-            time.sleep(self.rng.random() * self.scenario.delay_s)
-        if not self.port.stopping:
-            self._send_report(0.2)
-            return self.work()
-        self._end()
-        return self.wind_down()
-
-    def work(self) -> bool:
-        """Do one thing of the role's own."""
-        raise NotImplementedError
-
-    def wind_down(self) -> bool:
-        """Do what the contract still allows after the end."""
-        return False
-
-    def close(self) -> Ledger:
-        """Return the ledger once all is finished."""
-        return self.ledger
-
-    def fill(self, buffer: np.ndarray) -> tuple[int, int]:
-        """Fill ``buffer`` with noise; return its seal."""
-        start = self.rng.randrange(len(self._noise) - len(buffer) + 1)
-        buffer[:] = self._noise[start : start + len(buffer)]
-        return seal(buffer)
-
-    def sent(self, kind: str, to: int, sealed: tuple[int, int] = (0, 0)) -> None:
-        """Note a message to rank ``to``."""
-        self.ledger.sent[kind, self.rank, to].append(sealed)
-
-    def got(self, kind: str, origin: int, sealed: tuple[int, int] = (0, 0)) -> None:
-        """Note a message from rank ``origin``."""
-        self.ledger.received[kind, origin, self.rank].append(sealed)
-
-    def report_vector(self) -> np.ndarray:
-        """Return a report that differs from every other."""
-        vector = np.array([self.rng.random() for _ in REPORT_FIELDS[self.role]])
-        vector[0] = self._reports
-        return vector
-
-    def _send_report(self, chance: float) -> bool:
-        vector = self.report_vector()
-        if self.rng.random() >= chance or not self.port.send_report(vector):
-            return False
-        self._reports += 1
-        self.sent(REPORT, LEARNER_RANK, seal(vector.view(np.uint8)))
-        return True
-
-    def _end(self) -> None:
-        """Finish, as soon as the port has taken the last report."""
-        if not self._last_report_sent and self._send_report(1.0):
-            self._last_report_sent = True
-            self.port.finish()
 
 
 class StormEvaluator(Stormer):
@@ -306,6 +206,7 @@ class StormLearner(Stormer):
         self.requested: deque[int] = deque()
         self.sample: tuple[np.ndarray, tuple[int, int]] | None = None
         self.taken = self.version = self.steps = 0
+        self.owing: set[int] = set()  # ranks that have not answered
         self._publish()
 
     def work(self) -> bool:
@@ -315,6 +216,7 @@ class StormLearner(Stormer):
             self._publish()
         if self.rng.random() < 0.5:
             self._request_samples()
+        self._announce()
         took = self._take_sample()
         if self.port.stop_requested and self.taken >= self.scenario.samples and self.rng.random() < 0.2:
             self._stop()
@@ -329,7 +231,17 @@ class StormLearner(Stormer):
         self._hear()
         return self.ledger
 
+    def _announce(self) -> None:
+        for rank in set(range(1, self.topology.size)) - self.owing:
+            if self.rng.random() < 0.3:
+                words = self.words().copy()
+                self.sent(ANNOUNCEMENT, rank, seal(words.view(np.uint8)))
+                self.port.announce(rank, words)
+                words[:] = 0  # it was copied
+                self.owing.add(rank)
+
     def _stop(self) -> None:
+        self._announce()
         self._request_samples()
         for replay in range(self.topology.replay_ranks):
             self._send_priorities(replay)
@@ -376,7 +288,12 @@ class StormLearner(Stormer):
             self.got(REPORT, _rank(self.topology, role, index), seal(vector.view(np.uint8)))
             if role == EVALUATOR:
                 self._check_evaluated(int(vector[REPORT_FIELDS[EVALUATOR].index("eval_version")]))
-        return bool(reports)
+        answers = self.port.poll_answers()
+        for role, index, words in answers:
+            rank = _rank(self.topology, role, index)
+            self.got(ANSWER, rank, seal(words.view(np.uint8)))
+            self.owing.discard(rank)
+        return bool(reports or answers)
 
     def _check_evaluated(self, version: int) -> None:
         """What the evaluator reports is one of its last two, unless the report is an old one."""

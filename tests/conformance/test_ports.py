@@ -3,8 +3,9 @@
 import gc
 
 import pytest
+from ledger import Scenario
 from port_conformance import SCENARIOS, PortConformance, judge
-from stormers import Scenario, stormer
+from stormers import stormer
 
 from apex.topology import Topology
 from apex.transport.local import LocalWorld

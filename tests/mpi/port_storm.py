@@ -14,7 +14,8 @@ import endless_storm
 import numpy as np
 from mpi4py import MPI
 from port_conformance import SCENARIOS, judge
-from stormers import stormer, until
+from storm_base import until
+from stormers import stormer
 
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology

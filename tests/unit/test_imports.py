@@ -102,6 +102,7 @@ REPLAY_RANK_AT_WORK = """
 import sys
 import numpy as np
 from apex.config import load
+from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, limits
 from apex.topology import make
 from apex.transport.local import LocalWorld
@@ -109,7 +110,7 @@ from apex.transport import drive
 from launch import rank, roles
 config, spec = load("cartpole"), EnvSpec((4,), "float32", 1, 2)
 topology = make(config)
-role = roles.build(config, spec, topology, 1, LocalWorld(topology, limits(config, spec)).port(1), None, "cartpole")
+role = roles.build(config, spec, topology, 1, LocalWorld(topology, limits(config, spec)).port(1), RunFolder("."), "cartpole")
 role.step()
 print("torch" in sys.modules)
 """

@@ -21,6 +21,9 @@ class BusyPort:
     def progress(self):
         pass
 
+    def poll_announcement(self):
+        return None
+
     def send_report(self, vector):
         self.refusals -= 1
         if self.refusals >= 0:

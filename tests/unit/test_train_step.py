@@ -308,7 +308,7 @@ def test_the_state_holds_both_networks_the_optimiser_and_the_step_count():
     step = make_step()
     step(*sample())
     state = step.state()
-    assert state["learner_steps"] == 1 and set(state) == {"online", "target", "optimizer", "learner_steps"}
+    assert state["learner_steps"] == 1 and set(state) == {"online", "target", "optimizer", "learner_steps", "random"}
     assert torch.equal(state["target"]["torso.1.weight"], step.target.torso[1].weight)
     assert torch.equal(state["online"]["torso.1.weight"], step.online.torso[1].weight)
     assert len(state["optimizer"]["state"]) == len(list(step.online.parameters()))

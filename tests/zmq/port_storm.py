@@ -11,7 +11,8 @@ from pathlib import Path
 import endless_storm
 from ledger import Ledger
 from port_conformance import SCENARIOS
-from stormers import stormer, until
+from storm_base import until
+from stormers import stormer
 
 from apex.topology import Topology
 from apex.transport.zmq import make_port

@@ -1,0 +1,268 @@
+"""Checkpoints as folders: how one comes to be whole, and how it is found to be.
+
+::
+
+    checkpoints/step-000120000/
+        manifest.json     sizes and SHA-256 of all other files, configuration, counts; with a checksum of its own
+        learner.json/.pt  networks, optimiser; and what every rank that writes no file has answered
+        replay-0.json     a rank's own values and files
+        replay-0.npz      keys, masses; which place of the ring lies where in which segment
+        replay-0-...bin   segments: places of the ring, written once; later checkpoints hold a hard link
+
+Every rank writes its own files into ``.step-000120000-<number>.partial``, each flushed to the disk. Once all
+have, the learner writes the manifest and renames the folder. So one with a manifest is whole, unless
+somebody has changed it; one that is not is refused by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from apex.ports import WORDS
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+ROOM_LEFT_BYTES = 16 << 20  # a disk is not filled to the last byte: the log goes on
+_READ_BYTES = 8 << 20
+
+
+class Damaged(ValueError):
+    """A checkpoint that cannot be used; the message names it and says what is wrong, in one line."""
+
+
+class Announcement(NamedTuple):
+    """What the learner tells every rank: checkpoint ``number`` of this run's process, at ``learner_steps``, is to be written.
+
+    ``base`` is the number of the newest one that is whole, on which it builds; 0 is the one resumed from.
+    """
+
+    number: int
+    learner_steps: int
+    base: int
+
+    def words(self) -> np.ndarray:
+        """Return the announcement as a transport carries it, int64[WORDS]."""
+        return _words(self)
+
+    @classmethod
+    def of(cls, words: np.ndarray) -> Announcement:
+        """Return the announcement that ``words`` carry."""
+        return cls(*words[:3].tolist())
+
+    def partial(self, checkpoints: Path) -> Path:
+        """Return the folder that it is written into."""
+        return checkpoints / f".{self.name}-{self.number}.partial"
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder when it is whole."""
+        return f"step-{self.learner_steps:09d}"
+
+
+class Reply(NamedTuple):
+    """What a rank answers: the number, 0 or the error number of what went wrong, and words of its own."""
+
+    number: int
+    error: int
+    rest: np.ndarray
+
+    @classmethod
+    def of(cls, words: np.ndarray) -> Reply:
+        """Return the reply that ``words`` carry."""
+        return cls(int(words[0]), int(words[1]), words[2:])
+
+    def words(self) -> np.ndarray:
+        """Return the reply as a transport carries it, int64[WORDS]."""
+        return _words([self.number, self.error, *self.rest])
+
+
+def _words(values) -> np.ndarray:
+    words = np.zeros(WORDS, np.int64)
+    words[: len(values)] = values
+    return words
+
+
+class NewFile(io.RawIOBase):
+    """A file that did not exist, written from front to back; it is on the disk once closed.
+
+    ``nbytes`` and ``digest`` are its size and SHA-256.
+    """
+
+    def __init__(self, path: Path):
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by close()
+        self._hash, self.nbytes = hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data) -> int:
+        """Write all of ``data``, bytes or a contiguous array; return its length. Raises OSError."""
+        view = memoryview(data).cast("B")
+        written = 0
+        while written < len(view):
+            written += self._file.write(view[written:])
+        self._hash.update(view)
+        self.nbytes += written
+        return written
+
+    def close(self) -> None:
+        """Flush to the disk and close. Raises OSError."""
+        file = getattr(self, "_file", None)  # None: it could not be opened
+        if file is not None and not file.closed:
+            with file:
+                os.fsync(file.fileno())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what has been written."""
+        return self._hash.hexdigest()
+
+
+class Part:
+    """The files of one rank in a checkpoint that is being written. All methods raise OSError."""
+
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name = folder, name
+        self.files: dict[str, tuple[int, str]] = {}  # name -> size, SHA-256
+
+    @contextlib.contextmanager
+    def file(self, name: str):
+        """Give a new file to write; it belongs to the part once it is closed without an error."""
+        with NewFile(self.folder / name) as file:
+            yield file
+        self.files[name] = file.nbytes, file.digest
+
+    def arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Write ``<name>.npz``."""
+        with self.file(f"{self.name}.npz") as file:
+            np.savez(file, **arrays)
+
+    def adopt(self, source: Path, size: int, digest: str) -> None:
+        """Take a file of an older checkpoint: by a hard link, or a copy on a file system that has none."""
+        target = self.folder / source.name
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            with self.file(source.name) as file, open(source, "rb", buffering=0) as old:
+                while data := old.read(_READ_BYTES):
+                    file.write(data)
+        self.files[source.name] = size, digest
+
+    def finish(self, values: dict) -> None:
+        """Write ``<name>.json``: the part's own values (plain numbers, text, lists) and its files."""
+        with NewFile(self.folder / f"{self.name}.json") as file:
+            file.write(json.dumps({"values": values, "files": self.files}).encode())
+
+
+def check_room(folder: Path, nbytes: int, left: int = ROOM_LEFT_BYTES) -> None:
+    """Raise OSError (no space left) where the disk of ``folder`` has no room for so many bytes and those to be left."""
+    free = shutil.disk_usage(folder).free
+    if free < nbytes + left:
+        needed, free = (nbytes + left) / 2**20, free / 2**20
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:.1f} MiB are needed and {free:.1f} MiB are free in {folder}")
+
+
+def seal(partial: Path, target: Path, about: dict) -> None:
+    """Make a folder in which all parts are finished the checkpoint ``target``; raises OSError.
+
+    ``about`` becomes part of the manifest.
+    """
+    files = {}
+    for path in sorted(partial.glob("*.json")):
+        text = path.read_bytes()
+        files |= json.loads(text)["files"] | {path.name: (len(text), hashlib.sha256(text).hexdigest())}
+    manifest = {"format": FORMAT, **about, "files": files}
+    with NewFile(partial / MANIFEST) as file:
+        file.write(json.dumps({"sha256": _digest(manifest), "manifest": manifest}, indent=1).encode())
+    _flush_folder(partial)
+    os.rename(partial, target)
+    _flush_folder(target.parent)
+
+
+def verify(folder: Path) -> dict:
+    """Return the manifest of a checkpoint, every byte of which has been compared with it. Raises :class:`Damaged`."""
+    manifest = read_manifest(folder)
+    for name, (size, digest) in manifest["files"].items():
+        found = _size_and_digest(folder, name)
+        if found is None:
+            raise Damaged(f"checkpoint {folder}: {name} is missing")
+        if found[0] != size:
+            raise Damaged(f"checkpoint {folder}: {name} has {found[0]} bytes, not {size}")
+        if found[1] != digest:
+            raise Damaged(f"checkpoint {folder}: {name} has been changed")
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict:
+    """Return the manifest alone, compared with its own checksum. Raises :class:`Damaged`."""
+    try:
+        held = json.loads((folder / MANIFEST).read_bytes())
+        manifest = held["manifest"]
+        whole = held["sha256"] == _digest(manifest)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Damaged(f"checkpoint {folder}: {MANIFEST} is missing or torn") from None
+    if not whole:
+        raise Damaged(f"checkpoint {folder}: {MANIFEST} has been changed")
+    if manifest["format"] != FORMAT:
+        raise Damaged(f"checkpoint {folder}: it has format {manifest['format']}, this program reads {FORMAT}")
+    return manifest
+
+
+def whole(checkpoints: Path) -> list[Path]:
+    """Return the folders that have been renamed, newest first."""
+    found = (path for path in checkpoints.glob("step-*") if path.name[len("step-") :].isdecimal())
+    return sorted(found, key=steps_of, reverse=True)
+
+
+def steps_of(folder: Path) -> int:
+    """Return the learner steps that the name of a checkpoint tells."""
+    return int(folder.name[len("step-") :])
+
+
+def prune(checkpoints: Path, keep: int) -> None:
+    """Remove all but the ``keep`` newest, and nothing by halves under its own name. Raises OSError."""
+    for folder in whole(checkpoints)[keep:]:
+        aside = folder.with_name(f".{folder.name}.removed")
+        os.rename(folder, aside)
+        shutil.rmtree(aside)
+
+
+def remove_leftovers(checkpoints: Path) -> None:
+    """Remove what was being written or removed when a run was killed."""
+    for folder in checkpoints.glob(".step-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _size_and_digest(folder: Path, name: str) -> tuple[int, str] | None:
+    if Path(name).name != name:
+        return None
+    try:
+        with open(folder / name, "rb", buffering=0) as file:
+            return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _digest(manifest: dict) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,119 @@
+"""A checkpoint as a run that resumes sees it, and whether this run's configuration can go on from it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from apex import checkpoint_files
+from apex.checkpoint_files import Damaged
+from apex.config import Config, ConfigError, to_tables
+
+# What is stored (networks, transitions, masses) was made with these, and cannot go on with others.
+_FIXED = {
+    "env": None,  # every field
+    "algorithm": ("name", "network", "hidden", "dueling", "n_step", "discount"),
+    "actor": ("intake_batch",),
+    "replay": ("alpha", "eps"),
+    "learner": ("optimizer",),
+}
+_OF_REPLAY = (("algorithm", "n_step"), ("algorithm", "discount"), ("actor", "intake_batch"), ("replay", "alpha"), ("replay", "eps"))
+# What a run in one process goes on with to the last bit is in buffers of these sizes.
+_SIZES = (
+    ("run", "transport"), ("actor", "envs"), ("actor", "in_flight"), ("replay", "ranks"), ("replay", "capacity"),
+    ("learner", "batch_size"), ("learner", "prefetch"),
+)  # fmt: skip
+
+
+class Saved:
+    """A whole checkpoint, for a run of ``config``. Methods raise :class:`Damaged` where it cannot be read.
+
+    ``exact``: the run goes on to the last bit, in one process as before and with buffers as before.
+    """
+
+    def __init__(self, folder: Path, config: Config, num_actors: int):
+        self.folder = Path(folder)
+        self.manifest = checkpoint_files.read_manifest(self.folder)
+        self.config: dict[str, dict] = self.manifest["config"]
+        self.learner_steps: int = self.manifest["learner_steps"]
+        self.replay_ranks: int = self.manifest["replay_ranks"]
+        self.exact = self._is_exact(to_tables(config), num_actors)
+
+    @property
+    def has_replay(self) -> bool:
+        """Whether it holds the contents of replay."""
+        return self.config["replay"]["checkpoint"]
+
+    def values(self, name: str) -> dict:
+        """Return the plain values of a part."""
+        try:
+            return json.loads((self.folder / f"{name}.json").read_bytes())["values"]
+        except (OSError, ValueError, KeyError) as error:
+            raise Damaged(f"checkpoint {self.folder}: {name}.json cannot be read: {type(error).__name__}") from None
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """Return the arrays of a part."""
+        try:
+            with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
+                return {key: file[key] for key in file.files}
+        except Exception as error:
+            raise Damaged(f"checkpoint {self.folder}: {name}.npz cannot be read: {type(error).__name__}") from None
+
+    def answers(self, role: str) -> dict[int, np.ndarray]:
+        """Return what the ranks of a role that write no files answered, by role index."""
+        return {int(index): np.array(words, np.int64) for index, words in self.values("learner")["answers"].get(role, {}).items()}
+
+    def _is_exact(self, now: dict[str, dict], num_actors: int) -> bool:
+        same = all(now[section][name] == self.config[section][name] for section, name in _SIZES)
+        return same and now["run"]["transport"] == "local" and num_actors == self.manifest["num_actors"] and self.has_replay
+
+
+def newest(checkpoints: Path) -> Path:
+    """Return the newest whole checkpoint. Damaged ones are named, and passed over; raises :class:`ConfigError` where none is left."""
+    for folder in checkpoint_files.whole(checkpoints):
+        try:
+            checkpoint_files.verify(folder)
+            return folder
+        except Damaged as damaged:
+            print(f"apex: {damaged}; the one before it is used", file=sys.stderr, flush=True)
+    raise ConfigError(f"there is no whole checkpoint in {checkpoints} to resume from")
+
+
+def check(saved: Saved, config: Config) -> None:
+    """Raise :class:`ConfigError`, naming the field, where a run of ``config`` cannot go on from ``saved``."""
+    now = to_tables(config)
+    for section, names in _FIXED.items():
+        for name in names or now[section]:
+            held = saved.config[section].get(name, now[section][name])
+            free = not saved.has_replay and (section, name) in _OF_REPLAY
+            if now[section][name] != held and not free:
+                raise ConfigError(
+                    f"{section}.{name} = {now[section][name]!r} cannot go on from {saved.folder}, made with {held!r}; leave it out"
+                )
+    _check_capacity(saved, config)
+    if saved.learner_steps >= config.run.max_learner_steps:
+        raise ConfigError(
+            f"run.max_learner_steps = {config.run.max_learner_steps} has been reached at {saved.folder}; "
+            f"raise it, for example --set run.max_learner_steps={2 * saved.learner_steps}"
+        )
+
+
+def _check_capacity(saved: Saved, config: Config) -> None:
+    batches = sum(saved.values(f"replay-{index}")["places"] for index in range(saved.replay_ranks)) if saved.has_replay else 0
+    least = batches * config.actor.intake_batch
+    if config.replay.capacity < least:
+        raise ConfigError(
+            f"replay.capacity = {config.replay.capacity} is below the contents of {saved.folder}: "
+            f"{batches} intake batches, for which the least is {least}"
+        )
+
+
+def shared_out(values: list[int], ranks: int, rank: int) -> int:
+    """Return a rank's part of a sum of counts: of the same number of ranks its own, else an equal share."""
+    if len(values) == ranks:
+        return values[rank]
+    total = sum(values)
+    return total // ranks + (total % ranks if rank == 0 else 0)

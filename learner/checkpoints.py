@@ -1,0 +1,224 @@
+"""When checkpoints are taken, and how one comes to be whole while training goes on.
+
+The learner copies its own state (the only pause), announces the checkpoint to all ranks, and a thread writes
+the copy. Each rank answers when its part is on disk; then the thread writes the manifest and renames the
+folder. A disk without room, or any other error of it, costs that one checkpoint and a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apex import checkpoint_files
+from apex.checkpoint_files import Announcement, Part, Reply
+from apex.config import Config, to_tables
+from apex.ports import LearnerPort
+from apex.topology import ACTOR, LEARNER, REPLAY, Topology
+
+_ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
+
+
+class _Writing:
+    """One checkpoint on its way: what the learner's thread writes, and how it ended."""
+
+    def __init__(self, announced: Announcement, folder: Path, config: Config, topology: Topology):
+        self.announced, self.checkpoints, self.config, self.topology = announced, folder, config, topology
+        self.partial = announced.partial(folder)
+        self.started = time.monotonic()
+        self.answers: dict[tuple[str, int], Reply] = {}
+        self.answered = threading.Event()  # all parts but the learner's are written, or one is lost
+        self.lost: str | None = None  # why there is none
+        self.crash: BaseException | None = None
+        self.pause_s = 0.0
+        self.done = False
+
+    def start(self, state: dict, arrays: dict, values: dict) -> None:
+        """Write in a thread; none of the arguments may change any more."""
+        self.thread = threading.Thread(target=self._run, args=(state, arrays, values), name="checkpoint", daemon=True)
+        self.thread.start()
+
+    def lose(self, why: str) -> None:
+        """There will be none."""
+        self.lost = self.lost or why
+
+    def _run(self, state: dict, arrays: dict, values: dict) -> None:
+        try:
+            part = self._write_own(state, arrays)
+            self.answered.wait()
+            if self.lost is None:
+                self._make_whole(part, values)
+        except OSError as error:
+            self.lost = self.lost or _in_words(error)
+        except BaseException as error:
+            self.crash = error
+        if self.lost is not None:
+            self.answered.wait()  # nobody writes there any more
+            shutil.rmtree(self.partial, ignore_errors=True)
+        self.done = True
+
+    def _write_own(self, state: dict, arrays: dict) -> Part:
+        checkpoint_files.check_room(self.checkpoints, _nbytes(state) + _nbytes(arrays))
+        part = Part(self.partial, LEARNER)
+        with part.file(f"{LEARNER}.pt") as file:
+            torch.save(state, file)
+        _make_latest(self.partial / f"{LEARNER}.pt", self.checkpoints / "latest.pt")
+        if arrays:
+            part.arrays(arrays)
+        return part
+
+    def _make_whole(self, part: Part, values: dict) -> None:
+        for (role, index), reply in self.answers.items():
+            values["answers"].setdefault(role, {})[str(index)] = reply.rest.tolist()
+        part.finish(values)
+        about = {"learner_steps": self.announced.learner_steps, "config": to_tables(self.config)}
+        about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
+        about |= {"learner_pause_ms": round(1e3 * self.pause_s, 1), "seconds": round(time.monotonic() - self.started, 3)}
+        checkpoint_files.seal(self.partial, self.checkpoints / self.announced.name, about)
+        with contextlib.suppress(OSError):  # what is not removed now is removed after the next
+            checkpoint_files.prune(self.checkpoints, self.config.run.keep_checkpoints)
+
+
+class Checkpoints:
+    """Takes a checkpoint when one is due; at most one is on its way. ``steps`` is the one that the run goes on from, -1: none."""
+
+    def __init__(self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1):
+        self.config, self.topology, self.port, self.checkpoints = config, topology, port, checkpoints
+        self._period = config.learner.checkpoint_period
+        self._number = self._base = 0  # of the last announced, and of the newest that is whole
+        self._last_steps = steps  # of the last that was begun
+        self._due = self._next_due(max(steps, 0))
+        self._owing: set[int] = set()  # ranks that have not answered, whichever checkpoint they were last told of
+        self._writing: _Writing | None = None
+        self._final = False
+        self._at_once = config.run.transport == "local"  # so that a run does not depend on how fast its disk is
+        checkpoint_files.remove_leftovers(checkpoints)
+
+    def is_due(self, learner_steps: int) -> bool:
+        """Whether a checkpoint is to be begun now."""
+        return learner_steps >= self._due and self._writing is None and not self._owing & self._replay_ranks()
+
+    def begin(self, learner_steps: int, take) -> None:
+        """Begin one: ``take()`` copies the learner's state and returns ``(state for torch.save, arrays, values)``.
+
+        ``values["answers"]``, role -> index -> words, is what is kept of ranks that do not answer.
+        """
+        start = time.perf_counter()
+        self._due, self._last_steps = self._next_due(learner_steps), learner_steps
+        self._number += 1
+        announced = Announcement(self._number, learner_steps, self._base)
+        try:
+            announced.partial(self.checkpoints).mkdir()
+        except OSError as error:
+            self._warn(announced, _in_words(error))
+            return
+        self._writing = _Writing(announced, self.checkpoints, self.config, self.topology)
+        copies = take()
+        for rank in set(range(1, self.topology.size)) - self._owing:
+            self.port.announce(rank, announced.words())
+            self._owing.add(rank)
+        self._writing.pause_s = time.perf_counter() - start
+        self._writing.start(*copies)
+
+    def hear(self) -> bool:
+        """Take answers, and conclude what has been written; return whether there was anything."""
+        heard = self.port.poll_answers()
+        for role, index, words in heard:
+            self._owing.discard(self._rank(role, index))
+            reply = Reply.of(words)
+            if self._writing is not None and reply.number == self._writing.announced.number:
+                self._writing.answers[role, index] = reply
+                if reply.error:
+                    self._writing.lose(f"{role} {index}: {os.strerror(reply.error)}")
+        if self._writing is not None:
+            self._follow(self._writing)
+        return bool(heard)
+
+    def last_is_over(self, learner_steps: int, take) -> bool:
+        """Take the last checkpoint of the run, after one that is on its way; return whether it is whole, or is given up."""
+        if self._writing is not None:
+            self._give_up_in_time(self._writing)
+            return False
+        if self._final or self._last_steps == learner_steps or self._owing & self._replay_ranks():
+            return True
+        self._final = True
+        self.begin(learner_steps, take)
+        return self._writing is None
+
+    def _give_up_in_time(self, writing: _Writing) -> None:
+        limit = self.config.run.checkpoint_s
+        if time.monotonic() - writing.started > limit and not writing.answered.is_set():
+            writing.lose(f"not all parts were written within run.checkpoint_s = {limit:g} s")
+            writing.answered.set()
+
+    def _follow(self, writing: _Writing) -> None:
+        waited = time.monotonic() - writing.started
+        patience = min(_ACTORS_ANSWER_S, self.config.run.drain_s)
+        if not self._owing or (waited > patience and not self._owing & self._replay_ranks()):
+            writing.answered.set()
+            if self._at_once:
+                writing.thread.join()
+        if not writing.done:
+            return
+        self._writing = None
+        if writing.crash is not None:
+            raise writing.crash
+        if writing.lost is not None:
+            self._warn(writing.announced, writing.lost)
+        else:
+            self._base = writing.announced.number
+
+    def _warn(self, announced: Announcement, why: str) -> None:
+        print(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on", file=sys.stderr, flush=True)
+
+    def _next_due(self, learner_steps: int) -> int:
+        return (learner_steps // self._period + 1) * self._period
+
+    def _replay_ranks(self) -> set[int]:
+        return set(self.topology.replay_ranks_range)
+
+    def _rank(self, role: str, index: int) -> int:
+        ranks = {REPLAY: self.topology.replay_ranks_range, ACTOR: self.topology.actor_ranks}
+        return ranks[role][index] if role in ranks else self.topology.evaluator_rank
+
+
+def to_cpu(value):
+    """Return a copy, on the CPU, of tensors in dictionaries and lists; what else there is stays."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: to_cpu(item) for key, item in value.items()}
+    return [to_cpu(item) for item in value] if isinstance(value, list) else value
+
+
+def _nbytes(value) -> int:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.nbytes
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_nbytes, items))
+
+
+def _make_latest(source: Path, latest: Path) -> None:
+    """Point ``latest.pt``, which ``apex eval`` and ``apex play`` read, at the newest networks; it is old or new, never torn."""
+    aside = latest.with_name(latest.name + ".tmp")
+    aside.unlink(missing_ok=True)
+    try:
+        os.link(source, aside)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        shutil.copyfile(source, aside)  # a file system without hard links
+    os.replace(aside, latest)
+
+
+def _in_words(error: OSError) -> str:
+    return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"

@@ -1,0 +1,129 @@
+"""What all roles of a storm share (see ``stormers``): random payloads and pauses, reports, announcements, and the end."""
+
+import gc
+import random
+import time
+from collections import deque
+
+import numpy as np
+from ledger import ANNOUNCEMENT, ANSWER, REPORT, Ledger, Scenario, seal
+
+from apex.metrics import REPORT_FIELDS
+from apex.ports import WORDS
+from apex.topology import LEARNER_RANK, Topology
+from apex.transport.drive import Wait
+
+
+def until(holds, step, port, name: str, longest_s: float) -> None:
+    """Call ``step`` until ``holds()``; whoever waits too long says for what, and ends the job."""
+    wait, deadline = Wait(ranks=2), time.monotonic() + longest_s  # as if cores were shared, which they mostly are
+    while not holds():
+        if step():
+            wait.reset()
+        else:
+            wait.idle()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} waits for {port.waits_for()}")
+
+
+class Stormer:
+    """What all roles share: random payloads and pauses, reports, and the end."""
+
+    def __init__(self, topology: Topology, rank: int, port, scenario: Scenario, seed: int):
+        self.topology, self.rank, self.port, self.scenario = topology, rank, port, scenario
+        self.role, self.index = topology.role(rank)
+        self.rng = random.Random(f"{seed} {rank}")
+        self.ledger = Ledger(rank)
+        largest = max(scenario.intake_nbytes, scenario.weight_nbytes, scenario.limits.sample_nbytes)
+        self._noise = np.frombuffer(self.rng.randbytes(2 * largest), np.uint8)
+        self._reports, self._last_report_sent = 0, False
+        self._owed: deque[np.ndarray] = deque()  # announcements not yet answered
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Make what a role needs."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the port says that all is done."""
+        return self.port.finished
+
+    def step(self) -> bool:
+        """Do one thing; return whether there was anything to do."""
+        self.port.progress()
+        self._hear_announcement()
+        if self.rng.random() < 0.02:
+            gc.collect()
+        if self.rng.random() < 0.1:
+            time.sleep(self.rng.random() * self.scenario.delay_s)
+        if not self.port.stopping:
+            self._send_report(0.2)
+            self._answer_announcement()
+            return self.work()
+        self._end()
+        return self.wind_down()
+
+    def work(self) -> bool:
+        """Do one thing of the role's own."""
+        raise NotImplementedError
+
+    def wind_down(self) -> bool:
+        """Do what the contract still allows after the end."""
+        return False
+
+    def close(self) -> Ledger:
+        """Return the ledger once all is finished."""
+        return self.ledger
+
+    def fill(self, buffer: np.ndarray) -> tuple[int, int]:
+        """Fill ``buffer`` with noise; return its seal."""
+        start = self.rng.randrange(len(self._noise) - len(buffer) + 1)
+        buffer[:] = self._noise[start : start + len(buffer)]
+        return seal(buffer)
+
+    def sent(self, kind: str, to: int, sealed: tuple[int, int] = (0, 0)) -> None:
+        """Note a message to rank ``to``."""
+        self.ledger.sent[kind, self.rank, to].append(sealed)
+
+    def got(self, kind: str, origin: int, sealed: tuple[int, int] = (0, 0)) -> None:
+        """Note a message from rank ``origin``."""
+        self.ledger.received[kind, origin, self.rank].append(sealed)
+
+    def words(self) -> np.ndarray:
+        """Return an announcement or answer that differs from every other."""
+        return np.frombuffer(self.rng.randbytes(8 * WORDS), np.int64)
+
+    def _hear_announcement(self) -> None:
+        words = self.port.poll_announcement()
+        if words is not None:
+            self.got(ANNOUNCEMENT, LEARNER_RANK, seal(words.view(np.uint8)))
+            self._owed.append(words)
+            self.ledger.expect(len(self._owed) == 1, "another announcement came before the last was answered")
+
+    def _answer_announcement(self) -> None:
+        if self._owed and self.rng.random() < 0.5:
+            self._owed.popleft()
+            words = self.words().copy()
+            self.sent(ANSWER, LEARNER_RANK, seal(words.view(np.uint8)))
+            self.port.answer(words)
+            words[:] = 0  # it was copied
+
+    def report_vector(self) -> np.ndarray:
+        """Return a report that differs from every other."""
+        vector = np.array([self.rng.random() for _ in REPORT_FIELDS[self.role]])
+        vector[0] = self._reports
+        return vector
+
+    def _send_report(self, chance: float) -> bool:
+        vector = self.report_vector()
+        if self.rng.random() >= chance or not self.port.send_report(vector):
+            return False
+        self._reports += 1
+        self.sent(REPORT, LEARNER_RANK, seal(vector.view(np.uint8)))
+        return True
+
+    def _end(self) -> None:
+        """Finish, as soon as the port has taken the last report."""
+        if not self._last_report_sent and self._send_report(1.0):
+            self._last_report_sent = True
+            self.port.finish()

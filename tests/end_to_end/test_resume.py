@@ -1,0 +1,210 @@
+"""Whole jobs killed by SIGKILL at random moments, checkpoint writes included, and resumed; and a disk that is full."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from apex import checkpoint_files
+from apex import config as configuration
+from apex.envs import env_spec
+from apex.run_folder import RunFolder
+from apex.saved import Saved
+from replay_rank.rate_limit import RateLimiter
+from replay_rank.replay import Replay
+from replay_rank.restore import Restore
+from replay_rank.segments import Segments
+
+TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
+SMALL = {
+    "run.log_period_s": 0.1, "run.stop_at_target": "false", "run.max_learner_steps": 1_000_000, "algorithm.hidden": 16, "actor.envs": 4,
+    "actor.intake_batch": 10, "replay.capacity": 2000, "replay.min_size": 200, "replay.samples_per_insert": 4.0,
+    "learner.batch_size": 16, "learner.checkpoint_period": 20, "evaluator.episodes": 1, "evaluator.period": 200,
+}  # fmt: skip
+COUNTERS = ("wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "param_version", "evaluations")
+STARTS_S, ENDS_S = 400, 400
+
+
+class Runs:
+    """One run that is killed and resumed over and over."""
+
+    def __init__(self, start, directory, transport):
+        self.start, self.directory, self.transport = start, directory, transport
+        self.env = {"OMPI_MCA_btl_sm_backing_directory": str(directory.parent)}  # a killed mpirun leaves its memory behind
+        self.jobs = 0
+
+    def begin(self, **changes):
+        """Start it, or go on with it."""
+        values = SMALL | {"run.directory": self.directory} | {name.replace("__", "."): value for name, value in changes.items()}
+        arguments = [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
+        resume = ["--resume", self.directory / "latest"] if self.jobs else []
+        self.jobs += 1
+        return self.start([*TRAIN, "--transport", self.transport, *resume, *arguments], self.env)
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.directory / "latest")
+
+    def newest(self) -> int:
+        """Return the learner steps of the newest checkpoint, -1 while there is none."""
+        return max(map(checkpoint_files.steps_of, checkpoint_files.whole(self.folder.checkpoints)), default=-1)
+
+    def saved(self) -> Saved:
+        """Return the newest checkpoint, after every byte of it has been checked."""
+        folder = checkpoint_files.whole(self.folder.checkpoints)[0]
+        checkpoint_files.verify(folder)
+        return Saved(folder, configuration.load(str(self.folder.config_path)), 1)
+
+
+def kill_all(job) -> None:
+    """Kill every process of a job at once, as a power cut would."""
+    while pids := list(job.processes()):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    job.process.wait()
+
+
+def check_tree(saved: Saved) -> None:
+    """Check that every replay rank's index is, to the last bit, that of its leaves, and its leaves those that were saved."""
+    config = configuration.from_tables([("saved", saved.config)])
+    for index in range(saved.replay_ranks):
+        replay = Replay(config, env_spec(config.env), np.random.default_rng(0))
+        Restore(saved, index, saved.replay_ranks)(replay, RateLimiter(config), Segments(saved.folder.parent, "", replay.store.buffer))
+        replay.check()
+        mass, fresh = saved.arrays(f"replay-{index}")["mass"], Replay(config, env_spec(config.env), np.random.default_rng(0)).index
+        assert replay.index.save().tobytes() == mass.tobytes()
+        assert (replay.index.total, replay.index.minimum) == fresh.load(mass)
+
+
+def check_log(folder: RunFolder) -> None:
+    rows = folder.rows()
+    for name in COUNTERS:
+        values = [row[name] for row in rows]
+        assert values == sorted(values), f"{name} runs backwards"
+
+
+CHANGES = [{}, {"actor__count": 2}, {"replay__ranks": 2}, {"actor__count": 1, "replay__capacity": 4000}, {"replay__ranks": 1}]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("transport, kills", [("mpi", 8), ("zmq", 6)])
+def test_a_job_killed_at_random_moments_goes_on_from_its_last_checkpoint(start, tmp_path, transport, kills):
+    runs, rng = Runs(start, tmp_path / "runs", transport), random.Random(transport)
+    changes, before = {}, -1
+    for kill in range(kills):
+        changes |= CHANGES[kill % len(CHANGES)]
+        job = runs.begin(**changes)
+        job.wait_until(lambda before=before: runs.newest() > before, STARTS_S, "a new checkpoint")
+        time.sleep(rng.random())
+        kill_all(job)
+        saved = runs.saved()
+        assert saved.learner_steps > before
+        check_tree(saved)
+        check_log(runs.folder)
+        before = saved.learner_steps
+    end = before + 50
+    ended = runs.begin(**changes, run__max_learner_steps=end).wait(ENDS_S)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert f"resuming at {before} learner steps; environments begin new episodes" in ended.stdout
+    assert runs.folder.result()["learner_steps"] == runs.saved().learner_steps == end
+    check_log(runs.folder)
+    assert runs.folder.rows()[-1]["agent_steps"] > 0
+    assert not list(runs.folder.checkpoints.glob(".*"))
+
+
+def last_state(folder: RunFolder, steps: int) -> list[bytes]:
+    """Return networks, optimiser, replay and actors of a checkpoint, as bytes."""
+    path = folder.checkpoints / f"step-{steps:09d}"
+    state = torch.load(path / "learner.pt", weights_only=True)
+    tensors = [*state["online"].values(), *state["target"].values(), state["random"]["cpu"]]
+    tensors += [tensor for slot in state["optimizer"]["state"].values() for tensor in slot.values()]
+    parts = [tensor.numpy().tobytes() for tensor in tensors]
+    for name in ("replay-0", "actor-0"):
+        with np.load(path / f"{name}.npz") as arrays:
+            parts += [arrays[key].tobytes() for key in sorted(arrays.files) if key not in ("segment", "row")]
+    values = json.loads((path / "learner.json").read_text())["values"]
+    return [*parts, json.dumps([values["answers"]["actor"]["0"][:6], values["transport"], values["smallest"]]).encode()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_was_not(start, tmp_path):
+    steps, rng = 700, random.Random("local")
+    whole, killed = (Runs(start, tmp_path / name, "local") for name in ("whole", "killed"))
+    assert whole.begin(run__max_learner_steps=steps).wait(ENDS_S).returncode == 0
+    kills, before = 0, -1
+    while kills < 6:
+        job = killed.begin(run__max_learner_steps=steps)
+        job.wait_until(lambda before=before: killed.newest() > before, STARTS_S, "a new checkpoint")
+        time.sleep(0.1 * rng.random())
+        assert job.process.poll() is None, "it has come to its end before enough kills"
+        kill_all(job)
+        kills, before = kills + 1, killed.saved().learner_steps
+        check_tree(killed.saved())
+        check_log(killed.folder)
+    ended = killed.begin(run__max_learner_steps=steps).wait(ENDS_S)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "every environment goes on where it was" in ended.stdout
+    assert last_state(killed.folder, steps) == last_state(whole.folder, steps)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("transport", ["mpi", "zmq"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_gone_on_from(start, tmp_path, transport):
+    runs = Runs(start, tmp_path / "runs", transport)
+    assert runs.begin(run__max_learner_steps=70).wait(ENDS_S).returncode == 0
+    before = checkpoint_files.steps_of(checkpoint_files.whole(runs.folder.checkpoints)[1])
+    segment = next((runs.folder.checkpoints / "step-000000070").glob("replay-0-000000070-*.bin"))
+    segment.write_bytes(segment.read_bytes()[:-1])
+    ended = runs.begin(run__max_learner_steps=90).wait(ENDS_S)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert f"step-000000070: {segment.name} has" in ended.stderr
+    assert f"resuming at {before} learner steps" in ended.stdout
+    assert runs.saved().learner_steps == 90
+    check_log(runs.folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return a folder on a disk of 48 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small disk takes the right to mount one")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("transport, left_mib", [("mpi", 4), ("zmq", 0.25)])
+def test_a_full_disk_costs_checkpoints_and_a_warning_and_never_the_run(start, small_disk, transport, left_mib):
+    runs = Runs(start, small_disk / "runs", transport)
+    job = runs.begin()
+    job.wait_until(lambda: runs.newest() > 0, STARTS_S, "a checkpoint")
+    filler = small_disk / "filler"
+    with open(filler, "wb") as file:
+        file.write(bytes(max(0, int(shutil.disk_usage(small_disk).free - left_mib * 2**20))))
+    told = job.folder / "stderr"
+    job.wait_until(lambda: "apex: warning: no checkpoint step-" in told.read_text(), STARTS_S, "a warning")
+    assert "No space left on device" in told.read_text()
+    during = runs.newest()
+    filler.unlink()
+    job.wait_until(lambda: runs.newest() > during, STARTS_S, "a checkpoint after there was room again")
+    job.process.send_signal(signal.SIGTERM)
+    ended = job.wait(ENDS_S)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert runs.saved().learner_steps == runs.folder.result()["learner_steps"]
+    assert not list(runs.folder.checkpoints.glob(".*"))

@@ -1,0 +1,190 @@
+"""Checkpoint folders: whole or not there; torn and edited ones are refused by name and the one before is used."""
+
+import errno
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from apex import checkpoint_files, saved
+from apex.checkpoint_files import Announcement, Damaged, NewFile, Part, Reply
+from apex.config import ConfigError, load, to_tables
+
+ABOUT = {"config": to_tables(load("cartpole")), "replay_ranks": 1, "num_actors": 1}
+
+
+def write(checkpoints, steps, number=1):
+    """Write a checkpoint of two parts; return its folder."""
+    announced = Announcement(number, steps, 0)
+    partial = announced.partial(checkpoints)
+    partial.mkdir(parents=True)
+    for name in ("learner", "replay-0"):
+        part = Part(partial, name)
+        part.arrays({"mass": np.arange(50.0), "steps": np.array(steps)})
+        with part.file(f"{name}.bin") as file:
+            file.write(os.urandom(3000))
+        part.finish({"places": 3, "name": name})
+    target = checkpoints / announced.name
+    checkpoint_files.seal(partial, target, ABOUT | {"learner_steps": steps})
+    return target
+
+
+def newest(checkpoints):
+    return saved.newest(checkpoints)
+
+
+def test_a_whole_checkpoint_is_read_back(tmp_path):
+    folder = write(tmp_path, 120)
+    manifest = checkpoint_files.verify(folder)
+    assert (folder.name, manifest["learner_steps"]) == ("step-000000120", 120)
+    held = saved.Saved(folder, load("cartpole"), 1)
+    assert held.values("replay-0") == {"places": 3, "name": "replay-0"}
+    assert (held.arrays("learner")["mass"] == np.arange(50.0)).all()
+    assert not list(tmp_path.glob(".step*"))
+
+
+FILES = ["manifest.json", "learner.json", "learner.npz", "learner.bin", "replay-0.json", "replay-0.npz", "replay-0.bin"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["torn", "edited", "longer", "missing", "empty"])
+def test_a_damaged_one_is_refused_by_name_and_the_one_before_it_is_used(tmp_path, capsys, name, how):
+    before, last = write(tmp_path, 100), write(tmp_path, 200)
+    path, data = last / name, (last / name).read_bytes()
+    changed = {"torn": data[: len(data) // 2], "longer": data + b"x", "empty": b""}
+    if how == "missing":
+        path.unlink()
+    elif how == "edited":
+        at = len(data) // 2
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    else:
+        path.write_bytes(changed[how])
+    if (name, how) == ("manifest.json", "longer"):
+        with pytest.raises(Damaged):
+            checkpoint_files.verify(last)
+    assert newest(tmp_path) == before
+    told = capsys.readouterr().err
+    assert str(last) in told and name in told and told.count("\n") == 1
+
+
+def test_every_single_bit_of_a_small_checkpoint_counts(tmp_path):
+    folder = write(tmp_path, 100)
+    for name in FILES:
+        data = (folder / name).read_bytes()
+        for at in range(0, len(data), 37):
+            (folder / name).write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+            try:
+                checkpoint_files.verify(folder)
+            except Damaged:
+                pass
+            else:  # white space of the manifest, or the case of a digit's letter, may change without a change of content
+                assert name == "manifest.json" and json.loads((folder / name).read_bytes())["manifest"]["learner_steps"] == 100
+        (folder / name).write_bytes(data)
+    checkpoint_files.verify(folder)
+
+
+def test_without_a_whole_one_the_refusal_names_the_folder(tmp_path):
+    with pytest.raises(ConfigError, match="there is no whole checkpoint in"):
+        newest(tmp_path)
+    (write(tmp_path, 100) / "learner.bin").unlink()
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        newest(tmp_path)
+
+
+def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path):
+    folder = write(tmp_path, 100)
+    held = json.loads((folder / "manifest.json").read_bytes())
+    held["manifest"]["files"]["../../etc/passwd"] = [1, "x"]
+    held["sha256"] = checkpoint_files._digest(held["manifest"])
+    (folder / "manifest.json").write_text(json.dumps(held))
+    with pytest.raises(Damaged, match="is missing"):
+        checkpoint_files.verify(folder)
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "FORMAT", 2)
+    folder = write(tmp_path, 100)
+    monkeypatch.undo()
+    with pytest.raises(Damaged, match="format 2, this program reads 1"):
+        checkpoint_files.verify(folder)
+
+
+def test_arrays_that_hold_objects_are_refused_and_run_no_code(tmp_path):
+    folder = write(tmp_path, 100)
+    with open(folder / "learner.npz", "wb") as file:
+        np.savez(file, mass=np.array([os.getcwd], object))
+    with pytest.raises(Damaged, match="cannot be read"):
+        saved.Saved(folder, load("cartpole"), 1).arrays("learner")
+
+
+def test_only_the_newest_are_kept_and_leftovers_are_removed(tmp_path):
+    for steps in (100, 200, 1_000_000_000, 999_999_999):
+        write(tmp_path, steps)
+    (tmp_path / "step-by-step").mkdir()
+    (tmp_path / ".step-000000400-7.partial").mkdir()
+    checkpoint_files.remove_leftovers(tmp_path)
+    checkpoint_files.prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1000000000", "step-999999999", "step-by-step"]
+    assert newest(tmp_path).name == "step-1000000000"
+
+
+def test_without_hard_links_a_file_of_an_older_checkpoint_is_copied(tmp_path, monkeypatch):
+    old = write(tmp_path, 100)
+    new = tmp_path / "new"
+    new.mkdir()
+
+    def no_links(*args):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    size, digest = checkpoint_files.verify(old)["files"]["replay-0.bin"]
+    part = Part(new, "replay-0")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", no_links)
+        part.adopt(old / "replay-0.bin", size, digest)
+    shutil.rmtree(old)
+    assert part.files == {"replay-0.bin": (size, digest)}
+    assert checkpoint_files._size_and_digest(new, "replay-0.bin") == (size, digest)
+
+
+def test_a_file_that_could_not_be_written_to_its_end_belongs_to_no_part(tmp_path, monkeypatch):
+    part = Part(tmp_path, "x")
+    with pytest.raises(OSError), part.file("x.bin") as file:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "no space")
+    assert part.files == {}
+
+
+def test_room_on_the_disk_is_asked_for_with_some_to_be_left(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    checkpoint_files.check_room(tmp_path, free // 4)
+    with pytest.raises(OSError, match="MiB are needed") as error:
+        checkpoint_files.check_room(tmp_path, 2 * free)
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_files_are_on_the_disk_before_the_folder_gets_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (order.append("rename"), rename(a, b)))
+    write(tmp_path, 100)
+    names = [path.rpartition("/")[2] for path in order]
+    assert sorted(names[:7]) == sorted(FILES) and names[6] == "manifest.json"
+    assert names[7:] == [".step-000000100-1.partial", "rename", tmp_path.name]
+
+
+def test_announcements_and_replies_travel_as_words():
+    announced = Announcement(3, 2**40, 2)
+    assert Announcement.of(announced.words()) == announced
+    reply = Reply.of(Reply(3, errno.ENOSPC, np.array([-5, 2**62])).words())
+    assert (reply.number, reply.error, reply.rest[:3].tolist()) == (3, errno.ENOSPC, [-5, 2**62, 0])
+
+
+def test_a_new_file_tells_its_size_and_digest_and_never_replaces_another(tmp_path):
+    with NewFile(tmp_path / "a") as file:
+        file.write(np.arange(10)), file.write(b"xyz")
+    assert (file.nbytes, file.digest) == checkpoint_files._size_and_digest(tmp_path, "a")
+    with pytest.raises(FileExistsError):
+        NewFile(tmp_path / "a")

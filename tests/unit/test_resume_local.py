@@ -1,0 +1,248 @@
+"""Runs in one process that are resumed: to the last bit what they would have been."""
+
+import contextlib
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from apex.run_folder import RunFolder
+from apex.schema import intake_nbytes
+from launch import local
+from launch.main import main
+from learner.train_step import TrainStep
+
+TINY = {
+    "run.transport": "local", "run.log_period_s": 0.05, "algorithm.hidden": 16, "actor.count": 2, "actor.envs": 4,
+    "actor.intake_batch": 10, "replay.capacity": 500, "replay.min_size": 100, "learner.batch_size": 16, "learner.target_period": 20,
+    "learner.publish_period": 10, "evaluator.episodes": 2, "evaluator.period": 20, "replay.error_band": 0.5,
+    "replay.samples_per_insert": 2.0, "learner.checkpoint_period": 30, "actor.refresh_period": 3,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """A run sets torch's threads and takes the signals; give both back."""
+    threads, numbers = torch.get_num_threads(), (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    torch.set_num_threads(threads)
+    for number, handler in zip(numbers, handlers):
+        signal.signal(number, handler)
+
+
+class Killed(BaseException):
+    """Ends a run where nothing can be tidied up."""
+
+
+class Runs:
+    """Runs of one configuration, whose losses and last states are kept."""
+
+    def __init__(self, directory, preset, patch, **changes):
+        self.directory, self.preset = directory, preset
+        self.settings = TINY | {name.replace("__", "."): value for name, value in changes.items()} | {"run.directory": directory}
+        self.losses: dict[int, float] = {}
+        self.roles, self.killed_at = [], None
+        call, build = TrainStep.__call__, local.build
+
+        def record(step, *args):
+            if step.learner_steps == self.killed_at:
+                raise Killed
+            result = call(step, *args)
+            self.losses[step.learner_steps] = result.loss
+            return result
+
+        def keep(*args):
+            self.roles.append(build(*args))
+            return self.roles[-1]
+
+        patch.setattr(TrainStep, "__call__", record)
+        patch.setattr(local, "build", keep)
+
+    def train(self, steps, *more, killed_at=None):
+        """Run up to that many learner steps; return the losses by step."""
+        self.losses, self.roles, self.killed_at = {}, [], killed_at
+        settings = self.settings | {"run.max_learner_steps": steps}
+        arguments = [x for name, value in settings.items() for x in ("--set", f"{name}={value}")]
+        with contextlib.suppress(Killed):
+            assert main(["train", self.preset, *arguments, *more]) == 0
+        return dict(self.losses)
+
+    def resume(self, steps, *more, **options):
+        """Go on with the same command and ``--resume``."""
+        return self.train(steps, "--resume", str(self.directory / "latest"), *more, **options)
+
+    @property
+    def folder(self):
+        return RunFolder(self.directory / "latest")
+
+    def everything(self):
+        """Return all that a run computes, as bytes: weights, optimiser, replay and what the actors counted."""
+        state = self.roles[0].train.state()
+        tensors = [*state["online"].values(), *state["target"].values(), state["random"]["cpu"]]
+        tensors += [t for slot in state["optimizer"]["state"].values() for t in slot.values()]
+        arrays = [t.numpy() for t in tensors]
+        for role in self.roles:
+            if role.counters.role == "replay":
+                replay = role.replay
+                replay.check()
+                live = np.flatnonzero(replay.count)
+                arrays += [replay.index.save(), replay.generation, replay.count, replay.strata.state, np.array(replay.landing_place)]
+                arrays += [_message(replay.store, place) for place in live]
+            if role.counters.role == "actor":
+                arrays += [role.counters.vector()[:5], role.intake._pool, np.array(str(role.rng.bit_generator.state))]
+        return b"".join(array.tobytes() for array in arrays)
+
+
+def _message(store, place):
+    """Return the used bytes of a place."""
+    return store.buffer[place, : intake_nbytes(store.layout, store.spec, int(store.views["header"][place, 1]))]
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Return ``runs(name, **changes) -> Runs`` of CartPole, each in a folder of its own."""
+    return lambda name, preset="cartpole", **changes: Runs(tmp_path / name, preset, monkeypatch, **changes)
+
+
+CHANGES = {
+    "two replay ranks": {"replay__ranks": 2},
+    "rank index": {"replay__index": "rank"},
+    "RMSProp, batch normaliser": {"learner__optimizer": "rmsprop", "learner__is_normalizer": "batch"},
+    "Acrobot": {"env__id": "Acrobot-v1"},
+    "no rate limit": {"replay__samples_per_insert": 0.0},
+}
+
+
+class TestToTheLastBit:
+    @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+    def test_a_run_that_ended_and_was_resumed_is_the_run_that_went_on(self, runs, changes):
+        whole = runs("whole", **changes)
+        losses = whole.train(160)
+        everything = whole.everything()
+        cut = runs("cut", **changes)
+        before, after = cut.train(77), cut.resume(160)
+        assert list(before) == list(range(1, 78)) and list(after) == list(range(78, 161))
+        assert before | after == losses
+        assert cut.everything() == everything
+
+    @pytest.mark.parametrize("killed_at, goes_on_after", [(31, 30), (59, 30), (60, 60), (61, 60), (119, 90)])
+    def test_a_run_that_was_killed_and_resumed_is_the_run_that_went_on(self, runs, killed_at, goes_on_after):
+        whole = runs("whole")
+        losses = whole.train(130)
+        everything = whole.everything()
+        cut = runs("cut")
+        cut.train(130, killed_at=killed_at)
+        after = cut.resume(130)
+        assert list(after) == list(range(goes_on_after + 1, 131))
+        assert after == {step: losses[step] for step in after}
+        assert cut.everything() == everything
+
+    def test_a_run_resumed_again_and_again_is_the_run_that_went_on(self, runs):
+        whole = runs("whole", run__seed=5)
+        losses = whole.train(120)
+        everything = whole.everything()
+        cut = runs("cut", run__seed=5)
+        parts = cut.train(25) | cut.resume(51)
+        cut.resume(120, killed_at=95)
+        assert parts | cut.losses | cut.resume(120) == losses
+        assert cut.everything() == everything
+
+    def test_how_often_checkpoints_are_taken_does_not_change_a_run(self, runs):
+        seldom, often = runs("seldom", learner__checkpoint_period=1000), runs("often", learner__checkpoint_period=7)
+        assert seldom.train(90) == often.train(90)
+
+    def test_an_atari_game_goes_on_where_it_was(self, runs):
+        changes = {"actor__count": 1, "actor__envs": 2, "replay__min_size": 60, "learner__checkpoint_period": 1000}
+        changes |= {"evaluator__episodes": 1, "env__max_episode_frames": 200, "env__frame_size": 42, "algorithm__network": "small_cnn"}
+        losses = runs("whole", "pong-small", **changes).train(24)
+        cut = runs("cut", "pong-small", **changes)
+        assert cut.train(9) | cut.resume(24) == losses
+
+
+class TestTheLog:
+    def test_counters_never_run_backwards_and_lost_rows_are_kept_apart(self, runs):
+        cut = runs("cut")
+        cut.train(130, killed_at=119)
+        before = cut.folder.rows()
+        cut.resume(130)
+        rows = cut.folder.rows()
+        for name in ("wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "param_version", "evaluations"):
+            values = [row[name] for row in rows]
+            assert values == sorted(values), name
+        aside = cut.folder.path / "metrics-lost.jsonl"
+        lost = [json.loads(line) for line in aside.read_text().splitlines()] if aside.exists() else []
+        assert [row for row in before if row not in rows] == lost
+        assert all(row["learner_steps"] >= 90 for row in lost)
+        assert cut.folder.result()["learner_steps"] == 130
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "change, named",
+        [
+            ("algorithm.hidden=32", "algorithm.hidden = 32"), ("algorithm.dueling=false", "algorithm.dueling"),
+            ("algorithm.n_step=2", "algorithm.n_step"), ("env.id=Acrobot-v1", "env.id"), ("actor.intake_batch=20", "actor.intake_batch"),
+            ("replay.alpha=0.5", "replay.alpha"), ("replay.index=rank", "replay.index"), ("learner.optimizer=rmsprop", "learner.optimizer"),
+            ("replay.capacity=100", "replay.capacity = 100"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_go_on_is_refused_with_the_field_and_nothing_is_changed(self, runs, capsys, change, named):
+        run = runs("run")
+        run.train(40)
+        before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
+        capsys.readouterr()
+        assert main(["train", "--resume", str(run.folder.path), "--set", "run.max_learner_steps=80", "--set", change]) == 2
+        told = capsys.readouterr().err
+        assert named in told and told.count("\n") == 1
+        assert {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()} == before
+
+    def test_a_run_that_has_reached_its_limit_is_refused(self, runs, capsys):
+        run = runs("run")
+        run.train(40)
+        assert main(["train", "cartpole", "--resume", str(run.folder.path)]) == 2
+        assert "run.max_learner_steps = 40 has been reached" in capsys.readouterr().err
+
+    def test_another_environments_preset_a_run_without_checkpoints_and_no_run_are_refused(self, runs, capsys, tmp_path):
+        run = runs("run")
+        run.train(40)
+        for arguments, why in (
+            (["pong-small", "--resume", str(run.folder.path)], "trains CartPole-v1"),
+            (["--resume", str(tmp_path / "none")], "no run"),
+        ):
+            assert main(["train", *arguments, "--set", "run.max_learner_steps=80"]) == 2
+            assert why in capsys.readouterr().err
+        for folder in run.folder.checkpoints.glob("step-*"):
+            (folder / "manifest.json").unlink()
+        assert main(["train", "--resume", str(run.folder.path), "--set", "run.max_learner_steps=80"]) == 2
+        assert "there is no whole checkpoint" in capsys.readouterr().err
+
+
+class TestChanges:
+    @pytest.mark.parametrize("change", ["replay.ranks=2", "replay.capacity=1000", "actor.count=3", "actor.count=1", "replay.index=numpy"])
+    def test_a_change_of_ranks_capacity_or_index_keeps_counts_and_contents(self, runs, change):
+        run = runs("run")
+        run.train(60)
+        replay = run.roles[1].replay
+        masses = sorted(mass for mass in replay.index.save() if mass)
+        steps = sum(role.counters["agent_steps"] for role in run.roles if role.counters.role == "actor")
+        saved = json.loads((run.folder.checkpoints / "step-000000060" / "replay-0.json").read_text())["values"]
+        run.resume(61, "--set", change)
+        now = [role.replay for role in run.roles if role.counters.role == "replay"]
+        assert sum(r.inserted for r in now) >= saved["inserted"] and sum(r.sampled for r in now) > saved["sampled"]
+        assert sum(role.counters["agent_steps"] for role in run.roles if role.counters.role == "actor") >= steps
+        assert len(masses) - 60 <= sum(r.size for r in now) <= len(masses) + 60
+        for r in now:
+            r.check()
+
+    def test_without_replay_in_its_checkpoints_a_run_goes_on_with_an_empty_one(self, runs):
+        run = runs("run", replay__checkpoint="false")
+        run.train(60)
+        assert not list(run.folder.checkpoints.glob("step-*/*.bin"))
+        inserted = run.roles[1].replay.inserted
+        after = run.resume(90)
+        assert list(after) == list(range(61, 91))
+        assert run.roles[1].replay.inserted > inserted
+        assert run.roles[1].replay.generation.min() > 0
