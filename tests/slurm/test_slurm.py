@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {RE
 STARTS_S, ENDS_S = 500, 500  # ten times what an idle machine takes
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
 FOR_EVER = {"run__max_learner_steps": 10_000_000, "run__stop_at_target": "false", "learner__checkpoint_period": 100}
-RESUMES = "--resume" in (ROOT / "launch" / "main.py").read_text()
 ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
 
 
@@ -167,8 +166,6 @@ def test_a_preempted_run_ends_in_order_comes_back_and_goes_on(submit, cluster):
     cluster.command(*higher)
     steps = check_comes_back(job)
     job.wait_until(lambda: job.state == "RUNNING", STARTS_S, "the second start")
-    if not RESUMES:
-        pytest.xfail("no --resume in this version")
     job.wait_until(lambda: (job.run.rows() or [{"learner_steps": 0}])[-1]["learner_steps"] > steps, STARTS_S, "more steps")
     cluster.command("scancel", "--signal=TERM", "--batch", str(job.number))
     assert check_ended_in_order(job, "signal", 4)["learner_steps"] > steps
