@@ -147,7 +147,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
     def announce(self, rank: int, words: np.ndarray) -> None:
         """Send a copy."""
         message = words.astype(np.int64).view(np.uint8)
-        self._sends.append((self.lent.Issend([message, MPI.BYTE], rank, ANNOUNCEMENT), "announcement", rank, None))
+        self._sends.append((self.announcements.Issend([message, MPI.BYTE], rank, ANNOUNCEMENT), "announcement", rank, None))
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""

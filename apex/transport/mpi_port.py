@@ -18,6 +18,7 @@ from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared import neighbours
 
 INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, ANNOUNCEMENT, ANSWER = range(1, 12)
+_LOOKS_EVERY = 16
 NOTHING = np.zeros(0, np.uint8)
 REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
 
@@ -27,6 +28,8 @@ class MpiPort:
 
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
         self.comm, self.topology, self.limits = comm.Dup(), topology, limits
+        self.announcements = comm.Dup()  # which a rank looks for now and then: probes for other messages must not find them
+        self._looks = 0
         self.role, self.index = topology.role(comm.rank)
         entries = max(limits.intake_in_flight, limits.prefetch) + 1
         self._desk, self.peers = neighbours(comm.rank, comm.size, entries, comm.allgather) if share else (None, {})
@@ -62,8 +65,9 @@ class MpiPort:
         return True
 
     def poll_announcement(self) -> np.ndarray | None:
-        """Receive what the learner has announced: on the communicator where a message may wait unreceived."""
-        message = self.lent.Improbe(LEARNER_RANK, ANNOUNCEMENT)
+        """Receive what the learner has announced; MPI is asked in one call of ``_LOOKS_EVERY``."""
+        self._looks = (self._looks + 1) % _LOOKS_EVERY
+        message = None if self._looks else self.announcements.Improbe(LEARNER_RANK, ANNOUNCEMENT)
         if message is None:
             return None
         words = np.empty(WORDS, np.int64)
