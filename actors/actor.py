@@ -39,7 +39,7 @@ class Actor(Role):
         envs, seed = config.actor.envs, config.run.seed
         self.config, self.index, self.checkpoints = config, index, checkpoints
         exact = saved if saved is not None and saved.exact else None
-        self._resumed_at = saved.learner_steps if saved is not None else 0
+        self._resumed_at = saved.learner_steps + 1 if saved is not None else 0
         self.env_seed = self._seed_of_attempt(0) if exact is None else exact.values(self._part)["env_seed"]
         self.envs = GuardedEnvs(self._make_envs, config.env.max_restarts, f"{ACTOR} {index}")
         self.policy = Policy(config, spec, port)
@@ -55,6 +55,7 @@ class Actor(Role):
         if saved is not None:
             rank_state.restore_rng(saved, ACTOR, index, self.rng)
             self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
+        self._restarts_before = self.counters["env_restarts"]
         if exact is not None:
             saved_state.restore(self, exact.arrays(self._part), exact.values(self._part))
 
@@ -156,7 +157,7 @@ class Actor(Role):
         steps = int(step.valid.sum())
         self.counters.add("agent_steps", steps)
         self.counters.add("env_frames", steps * self._frames_per_step)
-        self.counters.set("env_restarts", self.envs.restarts)
+        self.counters.set("env_restarts", self._restarts_before + self.envs.restarts)
         self._return[~step.valid] = 0.0
         self._return += step.reward
         ended = np.flatnonzero(step.terminated | step.truncated)

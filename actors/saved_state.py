@@ -34,10 +34,13 @@ class History:
 
     def repeat(self, envs, actions: np.ndarray) -> None:
         """Bring ``envs`` to where they were after ``actions``, and go on from there."""
+        restarts = envs.restarts
         envs.reset()
         for action in actions:
             envs.step(action)
             self.add(action)
+        if envs.restarts > restarts:
+            raise RuntimeError("the environments failed while they repeated what they had done; resume over mpi or zmq, with new episodes")
 
 
 def save(actor) -> tuple[dict, dict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -16,12 +17,19 @@ def save(path: Path, state: dict) -> None:
     aside = path.with_name(path.name + ".tmp")
     try:
         with open(aside, "wb") as file:
-            torch.save(state, file)
+            file.write(as_bytes(state))
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def as_bytes(state: dict) -> memoryview:
+    """Return what ``torch.save`` writes: made first, since it hides the errors of a disk behind others of its own."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getbuffer()
 
 
 def load(path: Path) -> dict:

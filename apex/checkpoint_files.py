@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from apex.config import ConfigError
 from apex.ports import WORDS
 
 FORMAT = 1
@@ -36,7 +37,7 @@ ROOM_LEFT_BYTES = 16 << 20  # a disk is not filled to the last byte: the log goe
 _READ_BYTES = 8 << 20
 
 
-class Damaged(ValueError):
+class Damaged(ConfigError):
     """A checkpoint that cannot be used; the message names it and says what is wrong, in one line."""
 
 

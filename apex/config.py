@@ -123,7 +123,7 @@ class LearnerConfig:
     is_normalizer: str = option("global", "weights are divided by the largest in replay, or in the batch", choices=("global", "batch"))
     prefetch: int = option(2, "sample batches in flight to the learner", "batches", low=1, high=64)
     publish_period: int = option(50, "learner steps between two publishes of the weights", "learner steps", low=1)
-    max_skipped_steps: int = option(10, "steps whose loss or gradient is not finite that are skipped before the run fails", "learner steps", low=0)
+    max_skipped_steps: int = option(10, "steps with a loss or gradient not finite, skipped before the run fails", "learner steps", low=0)
     checkpoint_period: int = option(10_000, "learner steps between two checkpoints", "learner steps", low=1)
     threads: int = option(1, "torch threads of the learner", "threads", low=1, high=1_024)
     device: str = option("cpu", "where the learner computes: cpu or cuda")

@@ -123,13 +123,14 @@ class RunFolder:
         """Move the rows from after ``wall_s`` to ``metrics-lost.jsonl``: a run that resumes makes what they tell of again."""
         rows = self.rows()
         lost = [row for row in rows if (row.get("wall_s") or 0.0) > wall_s]
+        kept_rows = [row for row in rows if not (row.get("wall_s") or 0.0) > wall_s]
         if not lost:
             return
         aside = RunFolder(self.path)
         aside.metrics_path = self.path / "metrics-lost.jsonl"
         for row in lost:
             aside.append_row(row)
-        kept = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows if row not in lost)
+        kept = "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept_rows)
         os.replace(_write_temporary(self.metrics_path, kept), self.metrics_path)
 
     def write_result(self, result: dict, replace: bool = False) -> bool:

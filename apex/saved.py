@@ -10,11 +10,11 @@ import numpy as np
 
 from apex import checkpoint_files
 from apex.checkpoint_files import Damaged
-from apex.config import Config, ConfigError, to_tables
+from apex.config import Config, ConfigError, EnvConfig, fields, to_tables
 
 # What is stored (networks, transitions, masses) was made with these, and cannot go on with others.
 _FIXED = {
-    "env": None,  # every field
+    "env": tuple(name for name in fields(EnvConfig) if name != "max_restarts"),
     "algorithm": ("name", "network", "hidden", "dueling", "n_step", "discount"),
     "actor": ("intake_batch",),
     "replay": ("alpha", "eps"),

@@ -27,6 +27,7 @@ PAPER_TRANSITIONS_PER_S, PAPER_BATCHES_PER_S = 12_500.0, 19.0
 _RATES, _MEMORY = ("transitions_per_s", "batches_per_s"), ("memory_mb_start", "memory_mb_end", "memory_mb_per_min")
 _HELD = 0.99  # of the rate asked for
 _LOOK_S, _STARTS_S = 0.5, 60.0
+_WATCHED = 0.9  # of the time: by then every buffer has been used
 _LAST = 3  # looks at memory that may be of processes that are ending
 
 
@@ -102,9 +103,9 @@ def _pss_mb(pid: int) -> float:
 
 
 def _over_time(memory: list[tuple[float, float]], seconds: float) -> dict:
-    """Return the memory at the start and the end of what was measured, and its slope in MB a minute."""
+    """Return the memory at the start and the end of the last part of what was measured, and its slope in MB a minute."""
     seen = np.array(memory[:-_LAST])
-    seen = seen[seen[:, 0] >= seen[-1, 0] - seconds + synthetic.WARM_UP_S] if len(seen) else seen
+    seen = seen[seen[:, 0] >= seen[-1, 0] - _WATCHED * seconds] if len(seen) else seen
     if len(seen) < 2:
         return dict.fromkeys(_MEMORY)
     return dict(zip(_MEMORY, (seen[0, 1], seen[-1, 1], 60.0 * float(np.polyfit(*seen.T, 1)[0]))))

@@ -67,7 +67,8 @@ def _as_rank(config: Config | None, rank: int, size: int) -> dict | None:
     if transport == "mpi":
         from apex.transport.mpi_facts import facts as mpi_facts
 
-        seen |= mpi_facts(comm) | {"lends": sorted({rank, *neighbours(rank, comm.allgather)})}
+        _, peers = neighbours(rank, size, 1, comm.allgather)
+        seen |= mpi_facts(comm) | {"lends": sorted({rank, *peers})}
     patient.ranks = comm.allgather(seen)
     worlds.from_learner(comm, lambda: _look_for_all(patient))
     patient.memory_refusal = _memory_refusal(patient, worlds, comm)

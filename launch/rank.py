@@ -149,8 +149,10 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
     watchdog = Watchdog(topology.name(comm.rank), config.run.watchdog_s, folder.stacks_of(*topology.role(comm.rank)))
-    drive(role, watchdog, drain_s, signals, wait)
-    watchdog.close()
+    try:
+        drive(role, watchdog, drain_s, signals, wait)
+    finally:
+        watchdog.close()
     role.close()
     if speaks:
         view.conclude(folder)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from apex import checkpoint_files
+from apex import checkpoint, checkpoint_files
 from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config, to_tables
 from apex.ports import LearnerPort
@@ -70,7 +70,7 @@ class _Writing:
         checkpoint_files.check_room(self.checkpoints, _nbytes(state) + _nbytes(arrays))
         part = Part(self.partial, LEARNER)
         with part.file(f"{LEARNER}.pt") as file:
-            torch.save(state, file)
+            file.write(checkpoint.as_bytes(state))
         _make_latest(self.partial / f"{LEARNER}.pt", self.checkpoints / "latest.pt")
         if arrays:
             part.arrays(arrays)
@@ -135,7 +135,8 @@ class Checkpoints:
         for role, index, words in heard:
             self._owing.discard(self._rank(role, index))
             reply = Reply.of(words)
-            if self._writing is not None and reply.number == self._writing.announced.number:
+            writing = self._writing  # once it has all answers, its thread reads them: what comes later is too late
+            if writing is not None and reply.number == writing.announced.number and not writing.answered.is_set():
                 self._writing.answers[role, index] = reply
                 if reply.error:
                     self._writing.lose(f"{role} {index}: {os.strerror(reply.error)}")

@@ -69,11 +69,22 @@ class GuardedEnvs:
 
     def _restart(self, error: Exception) -> None:
         """Tell what failed, and make the environments anew unless that has been done too often."""
-        self.restarts += 1
-        if self.restarts > self._most:
-            raise EnvironmentFailure(f"{self._who}: its environments failed {self.restarts} times; env.max_restarts = {self._most}") from error
-        told = "".join(traceback.format_exception(error)).rstrip()
-        print(f"{told}\napex: {self._who}: its environments failed and are made anew ({self.restarts} of {self._most})", file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):  # what is broken may not close either
             self._envs.close()
-        self._envs = self._make(self.restarts)
+        made = None
+        while made is None:
+            self._count(error)
+            try:
+                made = self._make(self.restarts)
+            except Exception as another:
+                error = another
+        self._envs = made
+
+    def _count(self, error: Exception) -> None:
+        self.restarts += 1
+        if self.restarts > self._most:
+            why = f"{self._who}: its environments failed {self.restarts} times; env.max_restarts = {self._most}"
+            raise EnvironmentFailure(why) from error
+        told = "".join(traceback.format_exception(error)).rstrip()
+        what = f"apex: {self._who}: its environments failed and are made anew ({self.restarts} of {self._most})"
+        print(f"{told}\n{what}", file=sys.stderr, flush=True)

@@ -8,6 +8,8 @@ are complete, and keeps receiving until the barrier is (Hoefler et al. 2010, the
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from mpi4py import MPI
 
@@ -18,7 +20,7 @@ from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared import neighbours
 
 INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, ANNOUNCEMENT, ANSWER = range(1, 12)
-_LOOKS_EVERY = 16
+_LOOKS_EVERY_S = 0.005
 NOTHING = np.zeros(0, np.uint8)
 REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
 
@@ -29,7 +31,7 @@ class MpiPort:
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
         self.comm, self.topology, self.limits = comm.Dup(), topology, limits
         self.announcements = comm.Dup()  # which a rank looks for now and then: probes for other messages must not find them
-        self._looks = 0
+        self._looks_at = 0.0
         self.role, self.index = topology.role(comm.rank)
         entries = max(limits.intake_in_flight, limits.prefetch) + 1
         self._desk, self.peers = neighbours(comm.rank, comm.size, entries, comm.allgather) if share else (None, {})
@@ -65,9 +67,12 @@ class MpiPort:
         return True
 
     def poll_announcement(self) -> np.ndarray | None:
-        """Receive what the learner has announced; MPI is asked in one call of ``_LOOKS_EVERY``."""
-        self._looks = (self._looks + 1) % _LOOKS_EVERY
-        message = None if self._looks else self.announcements.Improbe(LEARNER_RANK, ANNOUNCEMENT)
+        """Receive what the learner has announced; MPI is asked every ``_LOOKS_EVERY_S``, since it costs as much as a small copy."""
+        now = time.monotonic()
+        if now < self._looks_at:
+            return None
+        self._looks_at = now + _LOOKS_EVERY_S
+        message = self.announcements.Improbe(LEARNER_RANK, ANNOUNCEMENT)
         if message is None:
             return None
         words = np.empty(WORDS, np.int64)

@@ -16,7 +16,7 @@ import json
 from mpi4py import MPI
 from apex.transport.shared import identity, neighbours
 comm = MPI.COMM_WORLD
-told = comm.gather([MPI.Get_processor_name(), identity(), sorted(neighbours(comm.rank, comm.allgather))])
+told = comm.gather([MPI.Get_processor_name(), identity(), sorted(neighbours(comm.rank, comm.size, 1, comm.allgather)[1])])
 if told:
     print(json.dumps(told))
 """

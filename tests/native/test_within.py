@@ -33,9 +33,12 @@ def test_an_array_of_any_shape_is_looked_at_whole():
 
 @pytest.mark.parametrize(
     "array",
-    [np.zeros(4), np.zeros(4, np.int32), np.zeros(4, np.uint16), np.zeros(8, np.float32)[::2], [1, 2], np.zeros(9, np.uint8)[1:].view(np.float32)],
+    [
+        np.zeros(4), np.zeros(4, np.int32), np.zeros(4, np.uint16), np.zeros(8, np.float32)[::2], [1, 2],
+        np.zeros(9, np.uint8)[1:].view(np.float32),
+    ],
     ids=["float64", "int32", "uint16", "strided", "list", "not aligned"],
-)
+)  # fmt: skip
 def test_what_c_cannot_read_is_refused(array):
     with pytest.raises(native.Unfit):
         native.within(array, 0.0, 1.0)
