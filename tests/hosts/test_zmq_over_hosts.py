@@ -1,10 +1,11 @@
 """The ZeroMQ transport between two hosts against the conformance suite of ports, one group of ranks started on each."""
 
+import pickle
 import sys
 
 import pytest
 from port_conformance import PortConformance, judge
-from test_zmq_ports import PROGRAM, ledger, seen_by
+from test_zmq_ports import PROGRAM
 from two_hosts import crossing
 
 from apex.topology import Topology
@@ -20,8 +21,8 @@ def storm(request, hosts, zmq_groups, run_to_end, tmp_path_factory):
     ended = run_to_end(zmq_groups(first, second, [sys.executable, PROGRAM, replay_ranks, "scenarios", folder]), timeout=200)
     assert ended.returncode == 0, ended.stderr[-4000:]
     traffic = hosts.traffic() - before
-    ranks = seen_by(folder, first + second)
-    rounds = {name: [[ledger(values) for values in of_round] for of_round in zip(*(rank[name] for rank in ranks))] for name in ranks[0]}
+    ranks = [pickle.loads((folder / f"rank-{rank}").read_bytes()) for rank in range(first + second)]
+    rounds = {name: list(zip(*(rank[name] for rank in ranks))) for name in ranks[0]}
     outcomes = judge(Topology(first + second, replay_ranks), rounds)
     return outcomes, crossing(outcomes, set(range(first, first + second))), traffic
 
