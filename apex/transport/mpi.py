@@ -22,6 +22,7 @@ from apex.transport.mpi_port import (
     WEIGHTS,
     MpiPort,
 )
+from apex.transport.mpi_relay import Relay
 
 _TURNS = 8
 
@@ -44,6 +45,8 @@ class MpiActorPort(MpiPort):
         super().__init__(comm, topology, limits, share)
         self._weights_into: np.ndarray | None = None
         self._weights: MPI.Request | None = None
+        self._weights_from, self._relay = LEARNER_RANK, None
+        self._find_relay()
         self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
         self._completed: list[int] = []
 
@@ -52,16 +55,22 @@ class MpiActorPort(MpiPort):
         if self._weights_into is not None or self.stopping:
             return
         self._weights_into = into
-        if LEARNER_RANK not in self.peers:
+        if self._relay is not None:
+            self._relay.request(min_learner_steps, into)
+            return
+        if self._weights_from not in self.peers:
             self._weights = self.comm.Irecv([into, MPI.BYTE], LEARNER_RANK, WEIGHTS)
         wanted = np.array([min_learner_steps], np.int64)
-        self._send(wanted.view(np.uint8), LEARNER_RANK, WEIGHT_REQUEST, "request for weights")
+        self._send(wanted.view(np.uint8), self._weights_from, WEIGHT_REQUEST, "request for weights")
 
     def poll_weights(self) -> bool:
         """Whether the publish has arrived, as a message or lent; a refusal means that the run is ending."""
         if self._weights_into is None:
             return False
-        arrived = self._take_weights() if LEARNER_RANK in self.peers else self._receive_weights()
+        if self._relay is not None:
+            arrived = self._relay.poll()
+        else:
+            arrived = self._take_weights() if self._weights_from in self.peers else self._receive_weights()
         if arrived is None:
             return False
         self._weights_into = None
@@ -73,14 +82,14 @@ class MpiActorPort(MpiPort):
         return status.Get_count(MPI.BYTE) > len(REFUSAL) if self._weights.Test(status) else None
 
     def _take_weights(self) -> bool | None:
-        """The same, of a publish that the learner lends."""
-        learner = self.peers[LEARNER_RANK]
-        if not learner.has_sent():
+        """The same, of a publish that is lent."""
+        lender = self.peers[self._weights_from]
+        if not lender.has_sent():
             return None
-        message = learner.borrow()
+        message = lender.borrow()
         if message is not None:
             self._weights_into[: len(message)] = message
-        learner.give_back()
+        lender.give_back()
         return message is not None
 
     def intake_memory(self, rows: int, nbytes: int) -> np.ndarray:
@@ -105,7 +114,9 @@ class MpiActorPort(MpiPort):
         return done
 
     def progress(self) -> None:
-        """Also take the answer to an open weight request while the run ends."""
+        """Also relay weights, and take the answer to an open weight request while the run ends."""
+        if self._relay is not None:
+            self._relay.progress()
         if self.stopping:
             self.poll_weights()
         super().progress()
@@ -114,8 +125,19 @@ class MpiActorPort(MpiPort):
         self._credits.give_back(replay)
         self._completed.append(token)
 
+    def _find_relay(self) -> None:
+        """Of the actors on a host without the learner, the first asks it for all. (The learner knows what it gave the evaluator.)"""
+        here = [rank for rank in self.topology.actor_ranks if rank in self.peers or rank == self.comm.rank]
+        if self.role != ACTOR or LEARNER_RANK in self.peers or len(here) == 1:
+            return
+        if here[0] == self.comm.rank:
+            self._relay = Relay(self, here[1:])
+        else:
+            self._weights_from = here[0]
+
     def _open_receives(self) -> list[str]:
-        return [] if self._weights_into is None else [f"weights from {self.topology.name(LEARNER_RANK)}"]
+        relayed = [] if self._relay is None else self._relay.open()
+        return relayed if self._weights_into is None else [f"weights from {self.topology.name(self._weights_from)}", *relayed]
 
 
 class MpiReplayPort(MpiPort):

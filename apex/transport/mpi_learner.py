@@ -27,19 +27,10 @@ from apex.transport.mpi_port import (
     WEIGHTS,
     MpiPort,
 )
+from apex.transport.publishes import Publish, answer
 
 _MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
 _SPARE_PUBLISHES = 4  # beside one for each acting rank: the newest, the one being written, and the evaluator's last two
-
-
-class _Publish:
-    """A weight message and the number of sends that still read it."""
-
-    def __init__(self, message: np.ndarray):
-        self.message, self.readers = message, 0
-
-    def release(self) -> None:
-        self.readers -= 1
 
 
 @dataclass(eq=False)
@@ -63,9 +54,9 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._given_out: _Sample | None = None
         self._lendable: list[np.ndarray] | None = None
         self._free_priorities: list[np.ndarray] = []
-        self._publishes: list[_Publish] = []
-        self._newest: _Publish | None = None
-        self._evaluator_publishes: deque[_Publish] = deque()
+        self._publishes: list[Publish] = []
+        self._newest: Publish | None = None
+        self._evaluator_publishes: deque[Publish] = deque()
         self._weight_requests: dict[int, int] = {}
         self._small = np.zeros(8 * max(MAX_REPORT, WORDS), np.uint8)
 
@@ -130,7 +121,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         idle = (p for p in self._publishes if not p.readers and p not in self._evaluator_publishes)
         publish = next(idle, None)
         if publish is None:
-            publish = _Publish(self._publish_memory(len(message)))
+            publish = Publish(self._publish_memory(len(message)))
             self._publishes.append(publish)
         publish.message[:] = message
         self._newest = publish
@@ -186,16 +177,13 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         if not self._weight_requests:
             return
         steps = -1 if self._newest is None else weight_header(self._newest.message)[1]
-        for rank, wanted in list(self._weight_requests.items()):
-            if self.stopping:
-                self._refuse(rank, WEIGHTS, "refusal of weights")
-            elif steps >= wanted:
-                self._send_publish(rank, self._newest)
-            else:
-                continue
-            del self._weight_requests[rank]
+        answer(self._weight_requests, steps, self._send_newest, self._refuse_weights if self.stopping else None)
 
-    def _send_publish(self, rank: int, publish: _Publish) -> None:
+    def _refuse_weights(self, rank: int) -> None:
+        self._refuse(rank, WEIGHTS, "refusal of weights")
+
+    def _send_newest(self, rank: int) -> None:
+        publish = self._newest
         publish.readers += 1
         self._send_or_lend(publish.message, rank, WEIGHTS, "publish", publish.release)
         if rank == self.topology.evaluator_rank:

@@ -1,7 +1,7 @@
 """Payloads that stay where they are: memory that ranks of one host lend each other beside MPI.
 
-A rank has a *desk* and an *outbox*, anonymous files in memory (memfd) that others on its host map through
-``/proc``. Large messages are built in the outbox; to send one is to write on the desk where it lies and to
+A rank has a *desk* and *outboxes*, anonymous files in memory (memfd) that others on its host map through
+``/proc``. Large messages are built in an outbox; to send one is to write on the desk where it lies and to
 raise a count there. The receiver sees the count, takes the payload out of the outbox, and raises the count of
 what it has taken on its own desk. So a send is complete when the payload is no longer needed, exactly as
 if it had been a synchronous message: what bounds messages in flight, and the exact end of a run, hold unchanged.
@@ -27,7 +27,8 @@ import numpy as np
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _KEEP_ORDER = ("x86_64", "AMD64")
 _WORD, _LINE = 8, 8  # bytes of a word, words of a cache line
-_NONCE, _BOX_FD, _BOX_NBYTES = 0, 1, 2  # words in front; then a row for each rank:
+_NONCE, _BOX = 0, 1  # words in front, the latter of file and bytes of each outbox; then a row for each rank:
+_BOXES = 2
 _SENT, _TAKEN, _ENTRIES = 0, 1, _LINE  # counts, then the ring of entries: offset and bytes of each message
 _REFUSAL = -1  # in place of the bytes: an answer with nothing
 
@@ -41,28 +42,31 @@ class Desk:
         nbytes = (_LINE + world_size * self._stride) * _WORD
         fd = _memory_file(self, nbytes)
         self.words = _map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE).cast("q")
-        self.words[_NONCE], self.words[_BOX_FD] = nonce, -1
+        self.words[_NONCE] = nonce
         self.address = (os.getpid(), fd, nbytes)
-        self._box, self._start = np.zeros(0, np.uint8), 0
+        self._boxes: list[tuple[int, int]] = []  # where each begins, and its bytes
 
     def row(self, rank: int) -> int:
         """Return the word where the row of a rank begins; the same on every desk of the world."""
         return _LINE + rank * self._stride
 
     def make_outbox(self, nbytes: int) -> np.ndarray:
-        """Return uint8[nbytes] from which payloads can be lent; asked for once. Memory is taken when it is first touched."""
-        if len(self._box):
-            raise RuntimeError("a rank has one outbox")
-        fd = _memory_file(self, nbytes)
-        self._box = np.frombuffer(_map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
-        self._start = _address(self._box)
-        self.words[_BOX_FD], self.words[_BOX_NBYTES] = fd, nbytes
-        return self._box
+        """Return uint8[nbytes] from which payloads can be lent; asked for twice at most. Memory is taken when it is first touched."""
+        if len(self._boxes) == _BOXES:
+            raise RuntimeError(f"a rank has {_BOXES} outboxes")
+        fd, word = _memory_file(self, nbytes), _BOX + 2 * len(self._boxes)
+        box = np.frombuffer(_map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+        self._boxes.append((_address(box), nbytes))
+        self.words[word], self.words[word + 1] = fd, nbytes
+        return box
 
     def place(self, message: np.ndarray) -> int | None:
-        """Return where in the outbox ``message`` (uint8, contiguous) lies; None if it does not."""
-        offset = _address(message) - self._start
-        return offset if 0 <= offset <= len(self._box) - len(message) else None
+        """Return where ``message`` (uint8, contiguous) lies: an offset in the first outbox, ~offset in the second, None in neither."""
+        address = _address(message)
+        for number, (start, nbytes) in enumerate(self._boxes):
+            if 0 <= address - start <= nbytes - len(message):
+                return ~(address - start) if number else address - start
+        return None
 
 
 class Peer:
@@ -73,7 +77,7 @@ class Peer:
         self.rank, self._pid, self._desk = rank, pid, desk
         self._mine, self._my_row = desk.words, desk.row(rank)
         self._theirs, self._their_row = _open(pid, fd, nbytes).cast("q"), desk.row(me)
-        self._box: np.ndarray | None = None
+        self._boxes: dict[int, np.ndarray] = {}
         self._sent = self._taken = 0
         self.open: deque[tuple[str, object]] = deque()  # (what, done) of what the other has not yet taken
 
@@ -109,9 +113,12 @@ class Peer:
         place, nbytes = self._theirs[entry], self._theirs[entry + 1]
         if nbytes == _REFUSAL:
             return None
-        if self._box is None:
-            self._box = np.frombuffer(_open(self._pid, self._theirs[_BOX_FD], self._theirs[_BOX_NBYTES]), np.uint8)
-        return self._box[place : place + nbytes]
+        number, place = (0, place) if place >= 0 else (1, ~place)
+        box = self._boxes.get(number)
+        if box is None:
+            fd, size = self._theirs[_BOX + 2 * number], self._theirs[_BOX + 2 * number + 1]
+            box = self._boxes[number] = np.frombuffer(_open(self._pid, fd, size), np.uint8)
+        return box[place : place + nbytes]
 
     def give_back(self) -> None:
         """The oldest message is no longer needed: the other rank may write there again."""

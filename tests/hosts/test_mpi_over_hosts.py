@@ -47,11 +47,11 @@ class TestMpiOverHosts(PortConformance):
 
 
 @pytest.mark.parametrize("actors", [1, 3])
-def test_a_publish_crosses_the_link_at_most_once_for_each_actor_that_takes_it(hosts, mpirun_command, ssh, run_to_end, actors):
+def test_a_publish_crosses_the_link_once_however_many_actors_take_it(hosts, mpirun_command, ssh, run_to_end, actors):
     before, publishes, nbytes = hosts.traffic(), 20, 1 << 20
     command = [*mpirun_command((3, actors), *BY_SLOT), sys.executable, "-m", "mpi4py", PUBLISHES, publishes, nbytes]
     ended = run_to_end(command, ssh, timeout=200)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == [0, 0, 0, *[publishes] * actors]
     copies = (hosts.traffic() - before).sent / (publishes * nbytes)
-    assert 1 < copies < 1.1 * actors
+    assert 1 < copies < 1.1

@@ -90,8 +90,23 @@ def test_a_message_lies_in_the_outbox_or_it_does_not():
     outbox = desk.make_outbox(100)
     assert [desk.place(part) for part in (outbox, outbox[99:], outbox[50:51])] == [0, 99, 50]
     assert desk.place(np.zeros(10, np.uint8)) is None and desk.place(np.zeros(200, np.uint8)) is None
-    with pytest.raises(RuntimeError, match="one outbox"):
+    other = desk.make_outbox(50)
+    assert [desk.place(part) for part in (outbox[99:], other, other[49:])] == [99, -1, -50]
+    with pytest.raises(RuntimeError, match="2 outboxes"):
         desk.make_outbox(1)
+
+
+def test_what_lies_in_the_second_outbox_is_read_there():
+    (desk, _), (sender, receiver) = two_desks()
+    for start in (0, 100):
+        desk.make_outbox(10)[:] = range(start, start + 10)
+    for place, nbytes in ((2, 3), (~2, 3)):
+        sender.lend(place, nbytes, "message")
+    seen = []
+    for _ in range(2):
+        seen.append(receiver.borrow().tolist())
+        receiver.give_back()
+    assert seen == [[2, 3, 4], [102, 103, 104]]
 
 
 def test_the_receiver_cannot_write():
