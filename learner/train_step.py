@@ -48,6 +48,7 @@ class TrainStep:
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = _optimizer(self.online, config.learner)
         self.learner_steps = 0
+        self._pinned: dict[str, torch.Tensor] = {}  # on CUDA: memory that the device reads by itself
         self._random: dict | None = None  # state of torch's generators that the next update goes on from
 
     def __call__(self, views: dict[str, np.ndarray], is_weight: np.ndarray) -> StepResult:
@@ -57,8 +58,8 @@ class TrainStep:
         where it or its gradient is not finite.
         """
         self._restore_random()
-        batch = {name: _on(self.device, views[name]) for name in _INPUTS}
-        weight = torch.from_numpy(is_weight).to(self.device)
+        batch = {name: _as_input(self._on_device(name, views[name])) for name in _INPUTS}
+        weight = self._on_device("is_weight", is_weight)
         error, q_taken = self.algorithm.td_error(self.online, self.target, batch, self.config)
         huber = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
         loss = (weight * huber).mean()
@@ -67,6 +68,16 @@ class TrainStep:
         grad_norm = self._descend(loss)
         priority = error.detach().abs().cpu().numpy()
         return StepResult(priority, loss.item(), float(priority.mean()), q_taken.mean().item(), grad_norm)
+
+    def _on_device(self, name: str, values: np.ndarray) -> torch.Tensor:
+        """Return ``values`` on the device; to a GPU through pinned memory, used again since every step waits for its loss."""
+        tensor = torch.from_numpy(values)
+        if self.device.type != "cuda":
+            return tensor
+        pinned = self._pinned.get(name)
+        if pinned is None or pinned.shape != tensor.shape:
+            pinned = self._pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor).to(self.device, non_blocking=True)
 
     def check_finite(self) -> None:
         """Raise FloatingPointError where a parameter is NaN or infinite: such weights are neither sent nor kept."""
@@ -121,9 +132,8 @@ class TrainStep:
         return norm.item()
 
 
-def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
-    """Return ``values`` on the device; images, which travel as bytes, as float32 with their channels side by side."""
-    tensor = torch.from_numpy(values).to(device)
+def _as_input(tensor: torch.Tensor) -> torch.Tensor:
+    """Return images, which travel as bytes, as float32 with their channels side by side; other fields as they are."""
     return tensor.to(torch.float32, memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
