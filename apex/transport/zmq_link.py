@@ -30,6 +30,7 @@ _NO_COPY_NBYTES = 1 << 16  # below, copying costs less than telling when a buffe
 _REFUSALS_PER_RECEIVE = 64
 _ALIGNED = 8  # bytes; the widest element of any field
 LARGEST_CONTROL_NBYTES = 1 << 20
+_ENCRYPTION_NBYTES = 64  # CURVE adds 33 to a frame, and ZeroMQ ends the connection over which a larger one comes
 
 
 class Message(NamedTuple):
@@ -127,7 +128,8 @@ class Hub(_Mailbox):
         self._name_of = {rank: name(token, rank) for rank in peers}
         self._rank_of = {name: rank for rank, name in self._name_of.items()}
         self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
-        self.socket.maxmsgsize = -1 if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
+        largest = None if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
+        self.socket.maxmsgsize = -1 if largest is None else largest + _ENCRYPTION_NBYTES
         self.socket.bind(endpoint)
         self.endpoint = self.socket.last_endpoint.decode()
 

@@ -75,6 +75,16 @@ def test_messages_and_token_can_be_read_on_the_way_on_one_host_only(tapped):
     assert [part in eavesdropper.heard for part in (SECRET, TOKEN, b"Apex")] == [not between] * 3
 
 
+def test_the_largest_message_that_is_allowed_arrives_encrypted_or_not(tapped):
+    hub, link, _, _ = tapped
+    payload = np.random.default_rng(0).integers(256, size=1 << 20, dtype=np.uint8)
+    for _ in range(2):
+        link.send(1, 2, payload)
+        assert hub.socket.poll(5000) and hub.receive() == (3, 1, 2, True)
+        assert np.array_equal(hub.take(len(payload)), payload)
+    assert not link.is_lost()
+
+
 @pytest.mark.parametrize("stranger", ["without a key", "with the key of another job"])
 def test_a_stranger_is_not_heard_and_the_ranks_of_the_job_are(context, monkeypatch, stranger):
     monkeypatch.setattr(zmq_link, "between_hosts", lambda endpoint: True)
