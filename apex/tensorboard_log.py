@@ -6,12 +6,12 @@ _GROUPS = {
     "run": ("wall_s",),
     "actor": (
         "agent_steps", "agent_steps_per_s", "env_frames", "episodes", "transitions", "transitions_per_s",
-        "actor_wait_pct", "train_return",
+        "actor_wait_pct", "train_return", "env_restarts",
     ),
     "replay": ("replay_size", "replay_fill", "samples_per_insert", "stale_updates"),
     "learner": (
         "learner_steps", "learner_steps_per_s", "learner_wait_pct", "loss", "td_error", "q_value", "grad_norm",
-        "staleness", "param_version",
+        "staleness", "param_version", "skipped_steps",
     ),
     "evaluator": ("eval_return", "eval_episodes", "evaluations", "eval_version"),
 }  # fmt: skip
