@@ -101,7 +101,7 @@ class EndlessStorm:
         ended = self.job.wait(within_s)
         assert ended.returncode == 0, ended.stderr[-4000:]
         outcome = judge_rounds(TOPOLOGY, SCENARIO, [[self.left(rank)["ledger"] for rank in range(RANKS)]])
-        assert outcome["counts"][INTAKE] > 20
+        assert outcome["counts"][INTAKE] > 0
         return {kind: texts for kind, texts in outcome["problems"].items() if texts}
 
     def left(self, rank: int) -> dict:
