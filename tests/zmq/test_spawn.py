@@ -10,7 +10,7 @@ import pytest
 from launch import spawn
 
 SPAWN = [sys.executable, "-m", "launch.spawn"]
-TELL = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('APEX_')}), flush=True)"
+TELL = "import json, os; os.write(1, (json.dumps({k: v for k, v in os.environ.items() if k.startswith('APEX_')}) + chr(10)).encode())"
 STAY = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN), signal.signal(signal.SIGINT, signal.SIG_IGN)
