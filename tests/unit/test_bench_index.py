@@ -253,7 +253,9 @@ def test_the_plain_tree_finds_the_slot_that_the_cumulative_sum_finds():
 def test_the_plain_tree_draws_one_slot_from_each_stratum_with_its_probability():
     mass = bench_index.masses(np.random.default_rng(4), 100)
     slots, probability = PythonTree(mass).sample(512)
-    assert slots == sorted(slots) and set(slots) == set(range(100))
+    ends, stratum = np.cumsum(mass), mass.sum() / 512  # whichever point of its stratum is drawn: a slot ends after it begins
+    assert (ends[slots] > stratum * np.arange(512) * (1 - 1e-12)).all()
+    assert ((ends - mass)[slots] < stratum * np.arange(1, 513) * (1 + 1e-12)).all()
     assert np.allclose(probability, mass[slots] / mass.sum(), rtol=1e-12)
 
 
