@@ -72,7 +72,7 @@ class Port(Protocol):
         """Answer the announcement that was polled last (copied); once at most, and not after ``finish``."""
 
     def request_stop(self) -> None:
-        """Ask the learner to end the run (a signal arrived here)."""
+        """Ask the learner to end the run (a signal arrived here). May be called at any time; once it is ``stopping``, nothing is sent."""
 
     @property
     def stopping(self) -> bool:

@@ -84,8 +84,8 @@ class MpiPort:
         self._send(words.astype(np.int64).view(np.uint8), LEARNER_RANK, ANSWER, "answer")
 
     def request_stop(self) -> None:
-        """Ask the learner once."""
-        if not self._asked_to_stop:
+        """Ask the learner once, and not while the run ends already: it may be gone."""
+        if not self._asked_to_stop and not self.stopping:
             self._asked_to_stop = True
             self._send(NOTHING, LEARNER_RANK, STOP_REQUEST, "stop request")
 

@@ -76,8 +76,8 @@ class PickledPort:
         self.wire.send(LEARNER_RANK, Kind.ANSWER, words.copy())
 
     def request_stop(self) -> None:
-        """Ask the learner once."""
-        if not self._asked_to_stop:
+        """Ask the learner once, and not while the run ends already: it may be gone."""
+        if not self._asked_to_stop and not self.stopping:
             self._asked_to_stop = True
             self.wire.send(LEARNER_RANK, Kind.STOP_REQUEST, None)
 

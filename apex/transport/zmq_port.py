@@ -134,8 +134,8 @@ class ZmqMemberPort(ZmqPort):
         self._learner.send(ANSWER, 0, words.astype(np.int64).view(np.uint8))
 
     def request_stop(self) -> None:
-        """Ask the learner once."""
-        if not self._asked_to_stop:
+        """Ask the learner once, and not while the run ends already: it may be gone."""
+        if not self._asked_to_stop and not self.stopping:
             self._asked_to_stop = True
             self._learner.send(STOP_REQUEST)
 

@@ -61,6 +61,8 @@ class Stormer:
             self._answer_announcement()
             return self.work()
         self._end()
+        if self.rng.random() < 0.5:
+            self.port.request_stop()  # as where a signal comes late
         return self.wind_down()
 
     def work(self) -> bool:
