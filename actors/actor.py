@@ -36,16 +36,18 @@ class Actor(Role):
         self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int, checkpoints=Path(), saved: Saved | None = None
     ):
         super().__init__(ACTOR, port, config.run.log_period_s)
+        about = port.about or {"life": 0}
         envs, seed = config.actor.envs, config.run.seed
         self.config, self.index, self.checkpoints = config, index, checkpoints
         exact = saved if saved is not None and saved.exact else None
+        self._life = about["life"]
         self._resumed_at = saved.learner_steps + 1 if saved is not None else 0
         self.env_seed = self._seed_of_attempt(0) if exact is None else exact.values(self._part)["env_seed"]
         self.envs = GuardedEnvs(self._make_envs, config.env.max_restarts, f"{ACTOR} {index}")
         self.policy = Policy(config, spec, port)
         self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority, port.intake_memory)
         self.epsilons = actor_epsilons(config.actor, index, num_actors)
-        self.rng = seeds.generator(seed, "actor", index)
+        self.rng = seeds.generator(seed, "actor", index, self._life)
         self._frames_per_step = spec.env_frames_per_step
         self._refresh_period, self._steps = config.actor.refresh_period, 0
         self._every_env = np.arange(envs)
@@ -55,6 +57,8 @@ class Actor(Role):
         if saved is not None:
             rank_state.restore_rng(saved, ACTOR, index, self.rng)
             self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
+        if "counters" in about:  # those of the process whose place this one takes
+            self.counters = Counters.from_vector(ACTOR, np.array(about["counters"]))
         self._restarts_before = self.counters["env_restarts"]
         if exact is not None:
             saved_state.restore(self, exact.arrays(self._part), exact.values(self._part))
@@ -72,7 +76,10 @@ class Actor(Role):
         return True
 
     def heed(self, announced: Announcement) -> None:
-        """Answer with random state and counters; in one process write down everything."""
+        """Answer with random state and counters; in one process write down everything. Or take a new place on the ladder."""
+        rung = rank_state.Rung.of(announced)
+        if rung is not None:
+            self.epsilons = actor_epsilons(self.config.actor, *rung)
         error = 0 if self.history is None else self._write_part(announced)
         words = rank_state.reply(announced, self.counters, self.rng)
         self.port.answer(Reply.of(words)._replace(error=error).words())
@@ -88,6 +95,7 @@ class Actor(Role):
         self.envs.close()
 
     def _seed_of_attempt(self, attempt: int) -> int:
+        attempt += self._life << 32
         return seeds.environment_seed(self.config.run.seed, self.index * self.config.actor.envs, self._resumed_at, attempt)
 
     def _make_envs(self, attempt: int) -> VectorEnv:

@@ -64,6 +64,8 @@ class Evaluator(Role):
         )  # fmt: skip
         self._episodes: Episodes | None = None
         self._unreported = False
+        if port.about is not None:  # the counters of the process whose place this one takes
+            self.counters = Counters.from_vector(EVALUATOR, np.array(port.about["counters"]))
         self._from_steps = 0  # learner steps of the next weights that are evaluated, or more
         if saved is not None:
             self.counters = Counters.from_vector(EVALUATOR, rank_state.counters(saved, EVALUATOR, 0, 1))

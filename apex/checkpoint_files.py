@@ -31,7 +31,7 @@ import numpy as np
 from apex.config import ConfigError
 from apex.ports import WORDS
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 ROOM_LEFT_BYTES = 16 << 20  # a disk is not filled to the last byte: the log goes on
 _READ_BYTES = 8 << 20

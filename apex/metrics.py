@@ -16,9 +16,12 @@ import numpy as np
 REPORT_FIELDS: dict[str, tuple[str, ...]] = {
     "actor": ("agent_steps", "env_frames", "episodes", "return_sum", "transitions", "wait_s", "env_restarts"),
     "replay": ("inserted", "sampled", "size", "capacity", "stale_updates", "wait_s"),
-    "learner": ("learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version", "skipped_steps"),
+    "learner": (
+        "learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version", "skipped_steps",
+        "actors_lost", "actors_replaced",
+    ),
     "evaluator": ("evaluations", "eval_return", "eval_episodes", "eval_version", "wait_s"),
-}
+}  # fmt: skip
 """Role -> names in its report, in order. The first of each is cumulative and never decreases."""
 
 MAX_REPORT = max(len(names) for names in REPORT_FIELDS.values())
@@ -38,6 +41,8 @@ _WHOLE = {
     "stale_updates": ("replay", "stale_updates"),
     "param_version": ("learner", "param_version"),
     "skipped_steps": ("learner", "skipped_steps"),
+    "actors_lost": ("learner", "actors_lost"),
+    "actors_replaced": ("learner", "actors_replaced"),
     "env_restarts": ("actor", "env_restarts"),
     "eval_episodes": ("evaluator", "eval_episodes"),
     "evaluations": ("evaluator", "evaluations"),
@@ -62,7 +67,7 @@ ROW_FIELDS = (
     "transitions_per_s", "learner_steps_per_s", "replay_size", "replay_fill", "samples_per_insert", "stale_updates",
     "staleness", "param_version", "learner_wait_pct", "actor_wait_pct", "loss", "td_error", "q_value",
     "grad_norm", "train_return", "eval_return", "eval_episodes", "evaluations", "eval_version",
-    "skipped_steps", "env_restarts",
+    "skipped_steps", "env_restarts", "actors_lost", "actors_replaced",
 )  # fmt: skip
 """Keys of a row of the log, in order."""
 

@@ -53,6 +53,21 @@ class Answer(NamedTuple):
     words: np.ndarray
 
 
+LOST, REPLACED, NOT_REPLACED = "lost", "replaced", "not replaced"
+
+
+class Change(NamedTuple):
+    """An acting rank is ``LOST``; a new process has taken its place (``REPLACED``), or none can (``NOT_REPLACED``), and why."""
+
+    rank: int
+    what: str
+    why: str
+
+
+class PeerLost(RuntimeError):
+    """A rank is gone without which the run cannot go on."""
+
+
 class Port(Protocol):
     """What every role may ask. A transport whose messages wake a sleeper also has ``wait(seconds)`` (see ``drive.Wait``)."""
 
@@ -91,6 +106,9 @@ class Port(Protocol):
 
 class WeightsPort(Port, Protocol):
     """Roles that act with the learner's weights: actors and the evaluator."""
+
+    about: dict | None
+    """What the learner told this process when it took a lost one's place (``LearnerPort.replace``); None for one of the start."""
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
         """Ask for the newest publish of at least that many learner steps, to be received in place.
@@ -164,6 +182,18 @@ class LearnerPort(Port, Protocol):
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return the weight message of that version if it is one of the last two the evaluator was given."""
+
+    def poll_changes(self) -> list[Change]:
+        """Return which acting ranks were lost or replaced since the last call; for ports that tolerate a loss."""
+
+    def replace(self, rank: int, about: dict) -> None:
+        """Have a new process take the place of a ``LOST`` rank, and tell it ``about`` (what JSON can hold)."""
+
+    def awaited(self) -> set[int]:
+        """Return the ranks that the end of the run still waits for."""
+
+    def kill(self, rank: int) -> bool:
+        """End the process of an acting rank that hangs; return whether there was a way to reach it."""
 
     @property
     def stop_requested(self) -> bool:

@@ -6,6 +6,8 @@ whole run: where the number of ranks has changed, their sums stay.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from apex import seeds
@@ -13,6 +15,25 @@ from apex.checkpoint_files import Announcement, Reply
 from apex.metrics import MAX_REPORT, REPORT_FIELDS, Counters
 from apex.saved import Saved, shared_out
 from apex.topology import REPLAY
+
+_NEW_RUNG = -1  # in place of a checkpoint's number
+
+
+class Rung(NamedTuple):
+    """What an actor is told when the ladder is shared out anew: it is now number ``position`` of ``count`` actors."""
+
+    position: int
+    count: int
+
+    def words(self) -> np.ndarray:
+        """Return it as the words of an announcement."""
+        return Announcement(_NEW_RUNG, *self).words()
+
+    @classmethod
+    def of(cls, announced: Announcement) -> Rung | None:
+        """Return the rung that an announcement tells of, or None where it tells of a checkpoint."""
+        return cls(announced.learner_steps, announced.base) if announced.number == _NEW_RUNG else None
+
 
 _RNG = slice(0, seeds.WORDS)
 _COUNTERS = slice(_RNG.stop, _RNG.stop + MAX_REPORT)

@@ -10,9 +10,9 @@ WORDS = 6
 _LOW = (1 << 64) - 1
 
 
-def generator(seed: int, stream: str, index: int = 0) -> np.random.Generator:
-    """Return the generator of one stream (``learner``, ``replay`` or ``actor``) and role index."""
-    return np.random.default_rng(_sequence(seed, stream, index))
+def generator(seed: int, stream: str, index: int = 0, life: int = 0) -> np.random.Generator:
+    """Return the generator of one stream (``learner``, ``replay`` or ``actor``) and role index; of a new process in that place, another."""
+    return np.random.default_rng(_sequence(seed, stream, index, life))
 
 
 def integer(seed: int, stream: str, index: int = 0, attempt: int = 0) -> int:

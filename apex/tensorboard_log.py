@@ -6,7 +6,7 @@ _GROUPS = {
     "run": ("wall_s",),
     "actor": (
         "agent_steps", "agent_steps_per_s", "env_frames", "episodes", "transitions", "transitions_per_s",
-        "actor_wait_pct", "train_return", "env_restarts",
+        "actor_wait_pct", "train_return", "env_restarts", "actors_lost", "actors_replaced",
     ),
     "replay": ("replay_size", "replay_fill", "samples_per_insert", "stale_updates"),
     "learner": (

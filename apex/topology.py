@@ -41,6 +41,10 @@ class Topology:
         """World ranks of the actors, in actor index order."""
         return range(2 + self.replay_ranks, self.size)
 
+    def is_acting(self, rank: int) -> bool:
+        """Whether a rank acts in environments: an actor, or the evaluator."""
+        return rank >= self.evaluator_rank
+
     def role(self, rank: int) -> tuple[str, int]:
         """Return ``(role, index within the role)`` of a world rank."""
         if rank == LEARNER_RANK:
@@ -52,6 +56,11 @@ class Topology:
         if rank in self.actor_ranks:
             return ACTOR, rank - self.actor_ranks.start
         raise ValueError(f"rank {rank} is outside a world of {self.size}")
+
+    def rank(self, role: str, index: int) -> int:
+        """Return the world rank of a role's rank ``index``: what ``role`` takes apart."""
+        ranks = {LEARNER: range(1), REPLAY: self.replay_ranks_range, EVALUATOR: range(self.evaluator_rank, self.evaluator_rank + 1)}
+        return ranks.get(role, self.actor_ranks)[index]
 
     def name(self, rank: int) -> str:
         """Return a rank's name for people, e.g. ``"actor 3 (rank 6)"``."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.shared import neighbours
+from apex.transport.shared import make_desk, neighbours
 from launch import doctor_facts as facts
 from launch import job, memory, mpirun, preflight, spawn, world
 from launch.doctor_checks import OK, WARNING, WRONG, Finding, findings
@@ -67,7 +67,7 @@ def _as_rank(config: Config | None, rank: int, size: int) -> dict | None:
     if transport == "mpi":
         from apex.transport.mpi_facts import facts as mpi_facts
 
-        _, peers = neighbours(rank, size, 1, comm.allgather)
+        peers = neighbours(list(range(size)), rank, make_desk(size, 1), comm.allgather)
         seen |= mpi_facts(comm) | {"lends": sorted({rank, *peers})}
     patient.ranks = comm.allgather(seen)
     worlds.from_learner(comm, lambda: _look_for_all(patient))

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from apex import checkpoint_files
 from apex.config import Config
 from apex.run_folder import RunFolder
 from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
-from launch import spawn, view
+from launch import hush, spawn, view
 from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
 from launch.resume import CHECKPOINT_VARIABLE
 
@@ -32,16 +33,21 @@ def run(
     config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str],
 ) -> int:  # fmt: skip
     """Run ``apex ARGUMENTS`` as the ranks that ``launcher`` starts; return the exit status when all have ended."""
+    hushes = config.run.tolerate == "actors" and config.run.transport == "mpi"
     process = subprocess.Popen(
         [*launcher, *python("launch.main"), *arguments], env=_environment(environment, folder),
         stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent,
+        stderr=subprocess.PIPE if hushes else None, text=True, errors="replace",
     )  # fmt: skip
-    job = _Job(process, folder)
+    passing_on = hush.follow(process) if hushes else None
+    job = _Job(process, folder, config)
     try:
         resumes = CHECKPOINT_VARIABLE in environment
         view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks", only_new=resumes)
     finally:
         job.end()
+        if passing_on is not None:
+            passing_on.join(_LAUNCHER_ENDS_S)
         spawn.remove_folders_of(process.pid)
     return _conclude(config, topology, folder, preset, process.wait())
 
@@ -67,8 +73,9 @@ def _end_with_parent() -> None:
 class _Job:
     """The first signal asks the run to end; a second Ctrl-C ends it by force."""
 
-    def __init__(self, process: subprocess.Popen, folder: RunFolder):
+    def __init__(self, process: subprocess.Popen, folder: RunFolder, config: Config):
         self.process, self.folder = process, folder
+        self._tolerant = config.run.tolerate == "actors"
         self._asked = self._passed_on = self._forced = False
         self._event_files = self._count_event_files()
         on_stop_signals(self._on_signal)
@@ -80,7 +87,9 @@ class _Job:
         if self._asked and not self._passed_on and self._count_event_files() > self._event_files:
             self._passed_on = True
             self.process.send_signal(signal.SIGUSR1)
-        return self.process.poll() is None and not self._forced
+        # A launcher that outlives its ranks may outlive the one that the run cannot go on without.
+        failed = self._tolerant and self.folder.error() is not None
+        return self.process.poll() is None and not self._forced and not failed
 
     def _count_event_files(self) -> int:
         return len(list(self.folder.tensorboard.glob("*")))  # a run that is resumed has some from before
@@ -116,14 +125,24 @@ def _session(leader: int) -> list[int]:
 
 def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str, status: int) -> int:
     """Make sure there is a result, and put what went wrong last on the screen."""
-    status = 128 - status if status < 0 else status
-    if folder.result() is None:
+    status, result = 128 - status if status < 0 else status, folder.result()
+    if result is None:
         status = status or 1
+    elif config.run.tolerate == "actors" and result["status"] == 0 and folder.error() is None:
+        status = 0  # the launcher's own is that of the first rank that was lost
     if status:
         write_error_result(folder, config, topology, preset, status)
     view.conclude(folder)
+    if status and folder.checkpoints.is_dir():
+        _tell_how_to_go_on(folder)
     error = folder.error()
     if error is not None:
         sys.stdout.flush()
         print(error, file=sys.stderr, end="", flush=True)
     return status
+
+
+def _tell_how_to_go_on(folder: RunFolder) -> None:
+    newest = next(iter(checkpoint_files.whole(folder.checkpoints)), None)
+    if newest is not None:
+        print(f"apex: to go on from {newest.name}: apex train --resume {folder.path}", flush=True)

@@ -76,6 +76,7 @@ def _add_train(commands) -> None:
     train.add_argument("--ranks", type=_positive, help="processes: one learner, the replay ranks, one evaluator, all others actors")
     train.add_argument("--transport", help="short for --set run.transport=...")
     train.add_argument("--seed", help="short for --set run.seed=...")
+    train.add_argument("--tolerate", help="actors: replace acting processes that are lost; short for --set run.tolerate=...")
     train.set_defaults(run_command=_train)
 
 
@@ -224,7 +225,7 @@ def _train(options, arguments: list[str]) -> int:
 
 def _overrides(options) -> list[str]:
     """Return --set with what --transport and --seed are short for."""
-    short = [f"run.{name}={value}" for name in ("transport", "seed") if (value := getattr(options, name, None)) is not None]
+    short = [f"run.{name}={value}" for name in ("transport", "seed", "tolerate") if (value := getattr(options, name, None)) is not None]
     return [*options.overrides, *short]
 
 

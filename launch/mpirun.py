@@ -32,8 +32,8 @@ ENVIRONMENT = {
 """What every rank needs in its environment; what the user has set wins."""
 
 
-def launcher(ranks: int) -> list[str]:
-    """Return what to put before a command to run it as that many ranks of an MPI world.
+def launcher(ranks: int, tolerant: bool = False) -> list[str]:
+    """Return what to put before a command to run it as that many ranks of an MPI world, which ``tolerant`` outlives some of them.
 
     Open MPI that knows of more ranks than slots gives the core away in every poll that finds nothing (a
     `sched_yield` in each MPI_Iprobe and MPI_Test, whatever mpi_yield_when_idle says): where other
@@ -41,8 +41,12 @@ def launcher(ranks: int) -> list[str]:
     of its own it is told of a slot for each.
     """
     mpirun = find_mpirun()
-    slots = ["--host", f"localhost:{ranks}"] if _is_open_mpi(mpirun) and not _in_a_job() else []
-    return [mpirun, *slots, "-n", str(ranks)]
+    is_open_mpi = _is_open_mpi(mpirun)
+    if tolerant and not is_open_mpi:
+        raise ConfigError(f"run.tolerate = 'actors' over mpi needs Open MPI 5, and {mpirun} is none; take --transport zmq")
+    # One that is started in a lost one's place takes a slot more.
+    slots = ["--host", f"localhost:{2 * ranks if tolerant else ranks}"] if is_open_mpi and not _in_a_job() else []
+    return [mpirun, *slots, *(["--with-ft", "ulfm"] if tolerant else []), "-n", str(ranks)]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from apex import envs, run_folder
 from apex.config import Config, ConfigError, to_toml
+from apex.ports import PeerLost
 from apex.run_folder import RunFolder, make_result
 from apex.saved import Saved
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
@@ -29,16 +30,44 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
     from apex.transport.drive import StopSignals
 
     signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals
-    comm = world.load(config.run.transport)[0].world(topology.size)
-    failure = _Failure(config, topology, comm, preset)
+    worlds, _ = world.load(config.run.transport)
+    comm = worlds.world(topology.size)
+    if getattr(comm, "life", 0):
+        return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.about["folder"])))
+    failure = _Failure(config, topology, comm.rank, preset)
     try:
+        if config.run.tolerate == "actors":
+            worlds.check_tolerance()
         refusal, spec, path, checkpoint = _agree_to_start(comm, config, topology, preset, resumed)
         if refusal is not None:
             return _refuse(comm.rank, refusal)
         failure.folder = RunFolder(path)
-        _be_role(config, topology, spec, comm, failure.folder, preset, signals, checkpoint)
+        port = _make_port(config, topology, spec, comm)
+        failure.is_running = True
+        _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint)
         signals.ignore()
-        return 0
+        return worlds.leave(config.run.tolerate == "actors")
+    except BaseException as error:
+        failure.end_job(error)
+
+
+def take_place(config: Config, topology: Topology, joining, folder: RunFolder) -> int:
+    """Run a process that takes the place of an acting rank that was lost; return its exit status."""
+    from apex.schema import limits
+    from apex.transport.drive import StopSignals
+
+    signals = StopSignals()
+    worlds, ports = world.load(config.run.transport)
+    rank = joining.about["rank"]
+    failure = _Failure(config, topology, rank, folder.path.name)
+    failure.folder, failure.is_running = folder, True
+    try:
+        meeting = ports.meet(joining, topology)  # before what takes long to import: the others wait
+        spec = envs.env_spec(config.env)
+        port = ports.join(meeting, topology, limits(config, spec))
+        _be_role(config, topology, spec, rank, port, folder, folder.path.name, signals, None)
+        signals.ignore()
+        return worlds.leave(True)
     except BaseException as error:
         failure.end_job(error)
 
@@ -46,25 +75,35 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
 class _Failure:
     """How this rank fails: tell why, and end the job with it, since the other ranks would wait for ever."""
 
-    def __init__(self, config: Config, topology: Topology, comm, preset: str):
-        self.config, self.topology, self.comm, self.preset = config, topology, comm, preset
+    def __init__(self, config: Config, topology: Topology, rank: int, preset: str):
+        self.config, self.topology, self.rank, self.preset = config, topology, rank, preset
         self.folder: RunFolder | None = None
+        self.is_running = False  # all ranks have met
         threading.excepthook = self._in_thread
 
     def end_job(self, error: BaseException) -> None:
-        """End all ranks with status 1, even where the error cannot be written down; does not return."""
+        """End all ranks with status 1, even where the error cannot be written down; does not return.
+
+        Where the run survives the loss of this rank, only this one ends.
+        """
+        alone = self.is_running and self.config.run.tolerate == "actors" and self.topology.is_acting(self.rank)
         try:
-            self._report(error)
+            self._report(error, alone and not isinstance(error, PeerLost))
         finally:
-            world.load(self.config.run.transport)[0].abort(self.comm)
+            world.load(self.config.run.transport)[0].abort(self.config.run.tolerate == "actors")
 
     def _in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:
             self.end_job(args.exc_value)
 
-    def _report(self, error: BaseException) -> None:
+    def _report(self, error: BaseException, alone: bool) -> None:
         """Leave the traceback and the result where the launcher, or the user, finds them."""
-        text = f"{self.topology.name(self.comm.rank)} failed:\n{''.join(traceback.format_exception(error))}"
+        text = f"{self.topology.name(self.rank)} failed:\n{''.join(traceback.format_exception(error))}"
+        if isinstance(error, PeerLost):
+            text = f"apex: {error}\n"
+        if alone:
+            print(text, file=sys.stderr, flush=True)
+            return
         written = self.folder is not None and leave_error(self.folder, text)
         if not written or RUN_FOLDER_VARIABLE not in os.environ:
             print(text, file=sys.stderr, flush=True)
@@ -122,17 +161,26 @@ def _refuse(rank: int, refusal: str) -> int:
     return 2
 
 
-def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, preset: str, signals, checkpoint) -> None:
+def _make_port(config: Config, topology: Topology, spec, comm):
     from apex.schema import limits
+
+    make_port = world.load(config.run.transport)[1].make_port
+    if config.run.tolerate == "nobody":
+        return make_port(comm, topology, limits(config, spec))
+    from launch import replacement
+
+    return make_port(comm, topology, limits(config, spec), command=replacement.command())
+
+
+def _be_role(config: Config, topology: Topology, spec, rank: int, port, folder: RunFolder, preset: str, signals, checkpoint) -> None:
     from apex.transport.drive import drive, wait_of
     from apex.transport.watchdog import Watchdog
     from launch import view
     from launch.roles import build, limit_torch_threads, print_line
 
-    role_name = topology.role(comm.rank)[0]
+    role_name = topology.role(rank)[0]
     if role_name != REPLAY:
         limit_torch_threads(threads(config, role_name))
-    port = world.load(config.run.transport)[1].make_port(comm, topology, limits(config, spec))
     wait = wait_of(port)
     if wait.crowded and role_name in (ACTOR, EVALUATOR):
         os.nice(config.actor.nice)
@@ -145,10 +193,10 @@ def _be_role(config: Config, topology: Topology, spec, comm, folder: RunFolder, 
         print(f"apex: {wait}", flush=True)
     saved = None if checkpoint is None else Saved(checkpoint, config, topology.num_actors)
     show = print_line if speaks else None
-    role = build(config, spec, topology, comm.rank, port, folder, preset, show, saved)
+    role = build(config, spec, topology, rank, port, folder, preset, show, saved)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
-    watchdog = Watchdog(topology.name(comm.rank), config.run.watchdog_s, folder.stacks_of(*topology.role(comm.rank)))
+    watchdog = Watchdog(topology.name(rank), config.run.watchdog_s, folder.stacks_of(*topology.role(rank)))
     try:
         drive(role, watchdog, drain_s, signals, wait)
     finally:

@@ -3,7 +3,9 @@
 Every rank gets APEX_RANK, APEX_SIZE, APEX_ENDPOINT (where the ranks meet: a private folder, removed at the
 end, or what ``--endpoint`` says) and APEX_TOKEN (what the ranks of this job call themselves). SIGUSR1 is
 passed on to all. SIGTERM, SIGINT and SIGHUP end all at once. When one fails the others are ended, and its
-status is returned. The ranks die with this process, and this process with the one that started it.
+status is returned; but one of those that ``--may-lose`` says is started again, with APEX_LIFE, the number of
+processes that it had before, unless it was refused (status 2) or the first rank has ended. The ranks die
+with this process, and this process with the one that started it.
 
 A job on several hosts has one of these on each, with the same APEX_TOKEN in the environment:
 
@@ -30,6 +32,7 @@ PR_SET_PDEATHSIG = 1
 FOLDER_PREFIX = "apex-ranks-"  # then the pid of this process
 _LONGEST_FOLDER = 80  # bytes; a socket's path may have 107
 _TOLD_S = 0.2  # when one fails: so that ranks that refuse a run together can say why
+_REFUSED = 2  # what a rank returns that would not start
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -60,9 +63,10 @@ def main(argv: list[str] | None = None) -> int:
         return 127
 
 
-def launcher(ranks: int) -> list[str]:
-    """Return what to put before a command to run it as that many ranks."""
-    return [sys.executable, "-P", "-m", "launch.spawn", "-n", str(ranks), "--"]
+def launcher(ranks: int, may_lose: int | None = None, lives: int = 0) -> list[str]:
+    """Return what to put before a command to run it as that many ranks; those from ``may_lose`` on are started ``lives`` times again."""
+    tolerant = [] if may_lose is None else ["--may-lose", str(may_lose), "--lives", str(lives)]
+    return [sys.executable, "-P", "-m", "launch.spawn", "-n", str(ranks), *tolerant, "--"]
 
 
 def end_with_parent(number: int) -> None:
@@ -80,42 +84,58 @@ class Ranks:
     """The processes of this host."""
 
     def __init__(self):
-        self._running: dict[int, subprocess.Popen] = {}
+        self._running: dict[int, tuple[int, subprocess.Popen]] = {}  # pid -> rank, process
+        self._lives: dict[int, int] = {}
 
     def start(self, options, endpoint: str) -> None:
         """Start them, each in a group of its own, so that Ctrl-C on a terminal comes to this process alone."""
-        job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint}
-        job["APEX_TOKEN"] = os.environ.get("APEX_TOKEN") or secrets.token_hex(16)
-        spawner = os.getpid()
+        self._options = options
+        self._job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint}
+        self._job["APEX_TOKEN"] = os.environ.get("APEX_TOKEN") or secrets.token_hex(16)
         for rank in range(options.first, options.first + options.n):
-            process = subprocess.Popen(
-                options.command, env=os.environ | job | {"APEX_RANK": str(rank)}, stdin=subprocess.DEVNULL,
-                process_group=0, preexec_fn=lambda: _end_with_spawner(spawner),
-            )  # fmt: skip
-            self._running[process.pid] = process
+            self._start(rank, 0)
+
+    def _start(self, rank: int, life: int) -> None:
+        spawner = os.getpid()
+        process = subprocess.Popen(
+            self._options.command, env=os.environ | self._job | {"APEX_RANK": str(rank), "APEX_LIFE": str(life)},
+            stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _end_with_spawner(spawner),
+        )  # fmt: skip
+        self._running[process.pid], self._lives[rank] = (rank, process), life
 
     def wait(self) -> int:
         """Return 0 when all have ended well, or the status of the first that has not, as soon as it has not."""
         while self._running:
             pid, status = os.wait()
-            process = self._running.pop(pid, None)
-            if process is not None:
-                process.returncode = os.waitstatus_to_exitcode(status)
-                if process.returncode:
-                    time.sleep(_TOLD_S)
-                    return process.returncode if process.returncode > 0 else 128 - process.returncode
+            rank, process = self._running.pop(pid, (None, None))
+            if process is None:
+                continue
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode and self._starts_again(rank, process.returncode):
+                self._start(rank, self._lives[rank] + 1)
+            elif process.returncode:
+                time.sleep(_TOLD_S)
+                if process.returncode < 0:  # of itself it could say nothing
+                    name = signal.Signals(-process.returncode).name
+                    print(f"apex: rank {rank} was ended by {name}, and with it the job", file=sys.stderr, flush=True)
+                return process.returncode if process.returncode > 0 else 128 - process.returncode
         return 0
+
+    def _starts_again(self, rank: int, status: int) -> bool:
+        may_lose, lives = self._options.may_lose, self._options.lives
+        first_is_here = self._options.first > 0 or any(other == 0 for other, _ in self._running.values())
+        return may_lose is not None and rank >= may_lose and status != _REFUSED and first_is_here and self._lives[rank] < lives
 
     def signal(self, number: int) -> None:
         """Send a signal to all that run."""
-        for process in list(self._running.values()):
+        for _, process in list(self._running.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
     def kill(self) -> None:
         """Leave none."""
         self.signal(signal.SIGKILL)
-        for process in self._running.values():
+        for _, process in self._running.values():
             process.wait()
 
 
@@ -165,6 +185,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=int, help="ranks of the whole job, on all hosts (default: those started here)")
     parser.add_argument("--first", type=int, default=0, help="the first of the ranks started here (default: 0)")
     parser.add_argument("--endpoint", help="where the ranks meet: tcp://host:port, ipc:///folder, or tcp (a free port of 127.0.0.1)")
+    parser.add_argument("--may-lose", type=int, metavar="RANK", help="ranks from this one on are started again when they fail")
+    parser.add_argument("--lives", type=int, default=0, metavar="N", help="how often each of them (default: 0)")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what each rank runs")
     return parser
 

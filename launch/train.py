@@ -52,7 +52,13 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
     from launch.resume import CHECKPOINT_VARIABLE, open_and_announce
 
     over_mpi = config.run.transport == "mpi"
-    launcher = (mpirun if over_mpi else spawn).launcher(topology.size)
+    if config.run.tolerate == "nobody":
+        launcher = (mpirun if over_mpi else spawn).launcher(topology.size)
+    elif over_mpi:
+        launcher = mpirun.launcher(topology.size, tolerant=True)
+    else:
+        # Once more than the learner allows, which is to say so.
+        launcher = spawn.launcher(topology.size, topology.evaluator_rank, config.run.max_replacements + 1)
     memory.check(config, preflight.check(config), topology)
     path, checkpoint = begin(config, preset, resumed)
     folder = RunFolder(path)

@@ -48,6 +48,7 @@ def line(row: dict) -> str:
         f"loss {_small(row.get('loss'))}",
         f"train {_number(row.get('train_return'))}",
         f"eval {_number(row.get('eval_return'))}",
+        *_losses(row),
     )
     return "  ".join(parts)
 
@@ -130,8 +131,15 @@ def _actors(row: dict) -> tuple[str, ...]:
         f"train return {_number(row.get('train_return'))}  episodes {_count(row.get('episodes'))}"
         f"  env frames {_count(row.get('env_frames'))}"
     )
+    details = "  ".join((details, *_losses(row)))
     done, rate = f"{_count(row.get('agent_steps'))} steps", _rate(row.get("agent_steps_per_s"))
     return "actors", done, rate, _percent(row.get("actor_wait_pct")), details
+
+
+def _losses(row: dict) -> tuple[str, ...]:
+    """Return how many acting processes were lost and replaced, if any were."""
+    lost = row.get("actors_lost")
+    return (f"lost {lost}, replaced {row.get('actors_replaced')}",) if lost else ()
 
 
 def _replay(row: dict) -> tuple[str, ...]:

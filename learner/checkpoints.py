@@ -23,7 +23,7 @@ from apex import checkpoint, checkpoint_files
 from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config, to_tables
 from apex.ports import LearnerPort
-from apex.topology import ACTOR, LEARNER, REPLAY, Topology
+from apex.topology import LEARNER, Topology
 
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
@@ -97,6 +97,7 @@ class Checkpoints:
         self._number = self._base = 0  # of the last announced, and of the newest that is whole
         self._last_steps = steps  # of the last that was begun
         self._due = self._next_due(max(steps, 0))
+        self._absent: set[int] = set()  # ranks that are lost
         self._owing: set[int] = set()  # ranks that have not answered, whichever checkpoint they were last told of
         self._writing: _Writing | None = None
         self._final = False
@@ -123,17 +124,34 @@ class Checkpoints:
             return
         self._writing = _Writing(announced, self.checkpoints, self.config, self.topology)
         copies = take()
-        for rank in set(range(1, self.topology.size)) - self._owing:
+        for rank in set(range(1, self.topology.size)) - self._owing - self._absent:
             self.port.announce(rank, announced.words())
             self._owing.add(rank)
         self._writing.pause_s = time.perf_counter() - start
         self._writing.start(*copies)
 
+    def tell(self, rank: int, words: np.ndarray) -> bool:
+        """Announce something else to a rank; return whether it could be, as it owes no answer."""
+        if rank in self._owing:
+            return False
+        self.port.announce(rank, words)
+        self._owing.add(rank)
+        return True
+
+    def lose(self, rank: int) -> None:
+        """A rank is gone: it writes nothing, and answers nothing."""
+        self._owing.discard(rank)
+        self._absent.add(rank)
+
+    def join(self, rank: int) -> None:
+        """A new process is there."""
+        self._absent.discard(rank)
+
     def hear(self) -> bool:
         """Take answers, and conclude what has been written; return whether there was anything."""
         heard = self.port.poll_answers()
         for role, index, words in heard:
-            self._owing.discard(self._rank(role, index))
+            self._owing.discard(self.topology.rank(role, index))
             reply = Reply.of(words)
             writing = self._writing  # once it has all answers, its thread reads them: what comes later is too late
             if writing is not None and reply.number == writing.announced.number and not writing.answered.is_set():
@@ -186,10 +204,6 @@ class Checkpoints:
 
     def _replay_ranks(self) -> set[int]:
         return set(self.topology.replay_ranks_range)
-
-    def _rank(self, role: str, index: int) -> int:
-        ranks = {REPLAY: self.topology.replay_ranks_range, ACTOR: self.topology.actor_ranks}
-        return ranks[role][index] if role in ranks else self.topology.evaluator_rank
 
 
 def to_cpu(value):

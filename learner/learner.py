@@ -13,6 +13,7 @@ from apex.saved import Saved
 from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner.checkpoints import Checkpoints, to_cpu
+from learner.company import Company
 from learner.importance import ImportanceWeights
 from learner.record import Record
 from learner.train_step import NotFinite, StepResult, TrainStep
@@ -41,6 +42,9 @@ class Learner(Role):
             self._publish()
         else:
             self._resume(saved)
+        self.company: Company | None = None
+        if config.run.tolerate == "actors":
+            self.company = Company(config, topology, port, self.counters, record, self.checkpoints)
 
     def work(self) -> bool:
         """Train on one batch if one has arrived."""
@@ -59,6 +63,8 @@ class Learner(Role):
 
     def wind_down(self) -> bool:
         """Keep hearing reports; the last ones complete the counts of the result."""
+        if self.company is not None:
+            self.company.step()
         return self._hear_reports()
 
     def waiting_for(self) -> str:
@@ -134,6 +140,8 @@ class Learner(Role):
             self._hear_reports()
             self.record.write_row()
         self._hear_reports()
+        if self.company is not None:
+            self.company.step()
         self.checkpoints.hear()
         steps = self.train.learner_steps
         if self.record.reason_to_end(steps, self.port.stop_requested) is not None:
@@ -175,6 +183,8 @@ class Learner(Role):
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()
         for report in reports:
+            if self.company is not None:
+                self.company.heard(report.role, report.index)
             evaluated = self.record.hear(report)
             if evaluated is not None:
                 self._keep_best(evaluated)

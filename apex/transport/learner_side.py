@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apex.ports import Answer, Report
+from apex.ports import Answer, Change, Report
 
 
 class LearnerSide:
@@ -16,6 +16,7 @@ class LearnerSide:
     def __init__(self, *args):
         self._reports: list[Report] = []
         self._answers: list[Answer] = []
+        self._changes: list[Change] = []
         self.stop_requested = False
         super().__init__(*args)
 
@@ -28,6 +29,11 @@ class LearnerSide:
         """Return the answers since the last call."""
         answers, self._answers = self._answers, []
         return answers
+
+    def poll_changes(self) -> list[Change]:
+        """Return which acting ranks were lost or replaced since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def poll_announcement(self) -> None:
         """Nobody announces anything to the learner."""

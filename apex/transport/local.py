@@ -109,6 +109,8 @@ class LocalPort:
 class LocalActorPort(LocalPort):
     """Actor and evaluator (see ``apex.ports.ActorPort``)."""
 
+    about = None
+
     def __init__(self, world: LocalWorld, rank: int):
         super().__init__(world, rank)
         self._wanted: tuple[int, np.ndarray] | None = None

@@ -12,37 +12,64 @@ from apex.schema import ALIGNMENT, Limits, aligned_bytes
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from apex.transport.credits import IntakeCredits
 from apex.transport.mpi_learner import MpiLearnerPort
+from apex.transport.mpi_newcomer import Joining, meeting
 from apex.transport.mpi_port import (
     INTAKE,
     NOTHING,
     REFUSAL,
+    REPLACE,
     SAMPLE,
     SAMPLE_REQUEST,
     WEIGHT_REQUEST,
     WEIGHTS,
     MpiPort,
+    met_at_start,
+    ranks_here,
 )
 from apex.transport.mpi_relay import Relay
+from apex.transport.mpi_replace import Newcomer, Replacements
+from apex.transport.mpi_ways import Meeting
+from apex.transport.process import own_process
+from apex.transport.shared import Peer
 
 _TURNS = 8
 
 
-def make_port(comm: MPI.Comm, topology: Topology, limits: Limits, share: bool = True) -> MpiPort:
+def make_port(comm: MPI.Comm, topology: Topology, limits: Limits, share: bool = True, command: list[str] | None = None) -> MpiPort:
     """Return this rank's port. Collective over ``comm``, which must have ``topology.size`` ranks.
 
     With ``share``, ranks of one host lend each other intake batches, sample batches and publishes in
-    memory (see ``apex.transport.shared``); without, all goes through messages.
+    memory (see ``apex.transport.shared``); without, all goes through messages. With ``command`` the loss of an
+    acting rank is survived, and the command is what starts a process in its place (see ``mpi_replace``).
     """
     kinds = {LEARNER: MpiLearnerPort, REPLAY: MpiReplayPort, EVALUATOR: MpiActorPort, ACTOR: MpiActorPort}
     role, _ = topology.role(comm.rank)
-    return kinds[role](comm, topology, limits, share)
+    met = met_at_start(comm, limits, share)
+    port = kinds[role](Meeting.of(comm, command is not None), topology, limits, met, ranks_here(comm))
+    if command is not None:
+        processes = comm.allgather((MPI.Get_processor_name(), *own_process()))
+        without_actors = [LEARNER_RANK, *topology.replay_ranks_range]
+        if comm.rank in without_actors:
+            port.tolerate(Replacements(comm, without_actors, command, met[0]), processes)
+    return port
+
+
+def meet(joining: Joining, topology: Topology):
+    """Return what :func:`join` needs of a process that takes the place of an acting rank that was lost."""
+    return meeting(joining)
+
+
+def join(met, topology: Topology, limits: Limits) -> MpiPort:
+    """Return the port of that process."""
+    there, desk, peers = met
+    return MpiActorPort(there, topology, limits, (desk, peers), there.about["ranks_here"])
 
 
 class MpiActorPort(MpiPort):
     """Actor and evaluator (see ``apex.ports.ActorPort``)."""
 
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
-        super().__init__(comm, topology, limits, share)
+    def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met, ranks_here: int):
+        super().__init__(meeting, topology, limits, met, ranks_here)
         self._weights_into: np.ndarray | None = None
         self._weights: MPI.Request | None = None
         self._weights_from, self._relay = LEARNER_RANK, None
@@ -59,7 +86,8 @@ class MpiActorPort(MpiPort):
             self._relay.request(min_learner_steps, into)
             return
         if self._weights_from not in self.peers:
-            self._weights = self.comm.Irecv([into, MPI.BYTE], LEARNER_RANK, WEIGHTS)
+            comm, learner = self.ways.to(LEARNER_RANK)
+            self._weights = comm.Irecv([into, MPI.BYTE], learner, WEIGHTS)
         wanted = np.array([min_learner_steps], np.int64)
         self._send(wanted.view(np.uint8), self._weights_from, WEIGHT_REQUEST, "request for weights")
 
@@ -79,7 +107,7 @@ class MpiActorPort(MpiPort):
     def _receive_weights(self) -> bool | None:
         """Return whether the answer is a publish; None while there is none."""
         status = MPI.Status()
-        return status.Get_count(MPI.BYTE) > len(REFUSAL) if self._weights.Test(status) else None
+        return status.Get_count(MPI.BYTE) > len(REFUSAL) if self.ways.tried(self._weights.Test, status) else None
 
     def _take_weights(self) -> bool | None:
         """The same, of a publish that is lent."""
@@ -127,10 +155,10 @@ class MpiActorPort(MpiPort):
 
     def _find_relay(self) -> None:
         """Of the actors on a host without the learner, the first asks it for all. (The learner knows what it gave the evaluator.)"""
-        here = [rank for rank in self.topology.actor_ranks if rank in self.peers or rank == self.comm.rank]
-        if self.role != ACTOR or LEARNER_RANK in self.peers or len(here) == 1:
-            return
-        if here[0] == self.comm.rank:
+        here = [rank for rank in self.topology.actor_ranks if rank in self.peers or rank == self.rank]
+        if self.role != ACTOR or LEARNER_RANK in self.peers or len(here) == 1 or self.ways.tolerant:
+            return  # where an actor may be lost, none depends on another
+        if here[0] == self.rank:
             self._relay = Relay(self, here[1:])
         else:
             self._weights_from = here[0]
@@ -143,14 +171,16 @@ class MpiActorPort(MpiPort):
 class MpiReplayPort(MpiPort):
     """Replay rank (see ``apex.ports.ReplayPort``)."""
 
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
-        super().__init__(comm, topology, limits, share)
+    def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met, ranks_here: int):
+        super().__init__(meeting, topology, limits, met, ranks_here)
+        self._replacements: Replacements | None = None
         self._free_samples = self._make_samples()
         lent, learner, intake = self._poll_lent, self._poll_learner, self._poll_intake
         self._orders = [(learner, lent, intake), (intake, lent, learner), *[(lent, learner, intake)] * (_TURNS - 2)]
         self._turn = 0
         self._actor_of = {rank: actor for actor, rank in enumerate(topology.actor_ranks)}
-        self._lenders = deque(self.peers[rank] for rank in topology.actor_ranks if rank in self.peers)
+        self._lenders: deque[Peer] = deque()
+        self._find_lenders()
         self._priorities = aligned_bytes(limits.priority_nbytes)
         self._arriving_priorities: tuple[MPI.Request, int] | None = None
         self._arriving: tuple[MPI.Request, int, int] | None = None
@@ -162,6 +192,20 @@ class MpiReplayPort(MpiPort):
             return [aligned_bytes(nbytes) for _ in range(count)]
         stride = -(-nbytes // ALIGNMENT) * ALIGNMENT
         return list(self._desk.make_outbox((count + 1) * stride).reshape(count + 1, stride)[:, :nbytes])
+
+    def tolerate(self, replacements: Replacements, processes: list) -> None:
+        """Survive the loss of acting ranks, and help to replace them."""
+        self._replacements = replacements
+
+    def progress(self) -> None:
+        """Also meet a process that takes a lost one's place."""
+        newcomer = None if self._replacements is None else self._replacements.ended()
+        if isinstance(newcomer, Newcomer):
+            self.ways.join(newcomer.rank, newcomer.comm, newcomer.announcements)
+            if newcomer.peer is not None:
+                self.peers[newcomer.rank] = newcomer.peer
+            self._find_lenders()
+        super().progress()
 
     def poll(self, landing: np.ndarray | None):
         """Return a message of the learner or intake received straight into ``landing``, by turns where there are both.
@@ -191,16 +235,17 @@ class MpiReplayPort(MpiPort):
     def _poll_learner(self, landing: np.ndarray | None) -> PriorityEvent | SampleRequestEvent | None:
         if self._arriving_priorities is None:
             status = MPI.Status()
-            message = self.comm.Improbe(LEARNER_RANK, MPI.ANY_TAG, status)
+            comm, learner = self.ways.to(LEARNER_RANK)
+            message = self.ways.tried(comm.Improbe, learner, MPI.ANY_TAG, status)
             if message is None:
                 return None
-            if status.tag == SAMPLE_REQUEST:
+            if status.tag in (SAMPLE_REQUEST, REPLACE):
                 self._receive(message, status, NOTHING)
-                return SampleRequestEvent()
+                return SampleRequestEvent() if status.tag == SAMPLE_REQUEST else self._replacements.begin()
             # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
             self._arriving_priorities = message.Irecv([self._priorities, MPI.BYTE]), status.Get_count(MPI.BYTE)
         request, nbytes = self._arriving_priorities
-        if not request.Test():
+        if not self.ways.tried(request.Test):
             return None
         self._arriving_priorities = None
         return PriorityEvent(self._priorities[:nbytes])
@@ -213,26 +258,50 @@ class MpiReplayPort(MpiPort):
             peer = self._lenders[0]
             self._lenders.rotate(-1)
             if peer.has_sent():
-                message = peer.borrow()
+                message = self._borrowed(peer)
+                if message is None:
+                    continue
                 landing[: len(message)] = message
                 peer.give_back()
                 return IntakeEvent(len(message), self._actor_of[peer.rank])
         return None
 
+    def _borrowed(self, peer: Peer) -> np.ndarray | None:
+        """Return what a peer lends; None if it is gone, and its memory was never opened."""
+        try:
+            return peer.borrow()
+        except OSError:
+            if self.ways.tolerant:
+                return None
+            raise
+
     def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
         if self._arriving is None and landing is not None:
             status = MPI.Status()
-            message = self.comm.Improbe(MPI.ANY_SOURCE, INTAKE, status)
-            if message is not None:
+            found = self.ways.probe(INTAKE, status)
+            if found is not None:
+                message, source = found
                 nbytes = status.Get_count(MPI.BYTE)
-                self._arriving = message.Irecv([landing[:nbytes], MPI.BYTE]), nbytes, status.source
-        if self._arriving is None or not self._arriving[0].Test():
+                self._arriving = message.Irecv([landing[:nbytes], MPI.BYTE]), nbytes, source
+        if self._arriving is None:
             return None
-        _, nbytes, source = self._arriving
+        request, nbytes, source = self._arriving
+        arrived = self.ways.tried(request.Test)
+        if arrived is False:
+            return None
         self._arriving = None
-        return IntakeEvent(nbytes, self._actor_of[source])
+        return IntakeEvent(nbytes, self._actor_of[source]) if arrived else None  # its sender was lost on the way
+
+    def _find_lenders(self) -> None:
+        self._lenders = deque(self.peers[rank] for rank in self.topology.actor_ranks if rank in self.peers)
+
+    def _lose(self, rank: int) -> None:
+        super()._lose(rank)
+        self._find_lenders()
 
     def _open_receives(self) -> list[str]:
-        """Name what has been taken but not yet handed out: its sender may already be done with it."""
+        """Name what has been taken but not yet handed out (its sender may already be done with it), and who is still to join."""
         arriving = [] if self._arriving is None else [f"an intake batch from {self.topology.name(self._arriving[2])}"]
-        return arriving if self._arriving_priorities is None else [f"priorities from {self.topology.name(LEARNER_RANK)}", *arriving]
+        if self._arriving_priorities is not None:
+            arriving.append(f"priorities from {self.topology.name(LEARNER_RANK)}")
+        return arriving + ["a new process to join"] * (self._replacements is not None and self._replacements.busy)

@@ -9,15 +9,19 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
-from apex.ports import WORDS, Answer, Report
+from apex.ports import LOST, NOT_REPLACED, REPLACED, WORDS, Answer, Change, Report
 from apex.schema import ALIGNMENT, Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.learner_side import LearnerSide
 from apex.transport.mpi_port import (
     ANNOUNCEMENT,
     ANSWER,
+    DONE,
+    FINISHED,
+    KILL,
     NOTHING,
     PRIORITY,
+    REPLACE,
     REPORT,
     SAMPLE,
     SAMPLE_REQUEST,
@@ -26,7 +30,11 @@ from apex.transport.mpi_port import (
     WEIGHT_REQUEST,
     WEIGHTS,
     MpiPort,
+    entries,
 )
+from apex.transport.mpi_replace import Newcomer, Replacements
+from apex.transport.mpi_ways import Meeting
+from apex.transport.process import end_process
 from apex.transport.publishes import Publish, answer
 
 _MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
@@ -46,8 +54,8 @@ class _Sample:
 class MpiLearnerPort(LearnerSide, MpiPort):
     """Learner (see ``apex.ports.LearnerPort``)."""
 
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
-        super().__init__(comm, topology, limits, share)
+    def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met, ranks_here: int):
+        super().__init__(meeting, topology, limits, met, ranks_here)
         messages = 0 if self.peers.keys() >= set(topology.replay_ranks_range) else limits.prefetch + 1
         self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(messages)]
         self._requests: deque[_Sample] = deque()
@@ -59,11 +67,17 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._evaluator_publishes: deque[Publish] = deque()
         self._weight_requests: dict[int, int] = {}
         self._small = np.zeros(8 * max(MAX_REPORT, WORDS), np.uint8)
+        self._unfinished = set(range(1, topology.size))
+        self._replacements: Replacements | None = None
+        self._starting = -1  # the rank of the process that is being started
+        self._processes: list[tuple[str, int, int]] = []  # of each rank: host, process, and when that began
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
         self._receive_all()
         self._answer_weight_requests()
+        if self._replacements is not None:
+            self._replace()
         if self.stopping:
             self._return_sample()
             while self._requests and self._arrived(self._requests[0]):
@@ -78,7 +92,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
             sample = _Sample(replay, rank)
         else:
             buffer = self._free_samples.pop()
-            sample = _Sample(replay, rank, buffer, self.comm.Irecv([buffer, MPI.BYTE], rank, SAMPLE))
+            comm, number = self.ways.to(rank)
+            sample = _Sample(replay, rank, buffer, comm.Irecv([buffer, MPI.BYTE], number, SAMPLE))
         self._requests.append(sample)
         self._send(NOTHING, rank, SAMPLE_REQUEST, "sample request")
 
@@ -93,7 +108,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
     def _arrived(self, sample: _Sample) -> bool:
         """Whether the answer to a request is here: a message, or a batch lent by a replay rank of this host, or a refusal."""
         if sample.request is not None:
-            return sample.request.Test()
+            return bool(self.ways.tried(sample.request.Test))
         if not self.peers[sample.rank].has_sent():
             return False
         sample.buffer = self.peers[sample.rank].borrow()
@@ -137,13 +152,35 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def announce(self, rank: int, words: np.ndarray) -> None:
         """Send a copy."""
-        message = words.astype(np.int64).view(np.uint8)
-        self._sends.append((self.announcements.Issend([message, MPI.BYTE], rank, ANNOUNCEMENT), "announcement", rank, None))
+        self._send(words.astype(np.int64).view(np.uint8), rank, ANNOUNCEMENT, "announcement")
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         messages = (p.message for p in self._evaluator_publishes)
         return next((m for m in messages if weight_header(m)[0] == param_version), None)
+
+    def tolerate(self, replacements: Replacements, processes: list) -> None:
+        """Survive the loss of acting ranks, and replace them."""
+        self._replacements, self._processes = replacements, processes
+
+    def replace(self, rank: int, about: dict) -> None:
+        """Have a process started, as soon as none is being started, that is told ``about``."""
+        port = {"rank": rank, "size": self.topology.size, "replay_ranks": self.topology.replay_ranks}
+        self._replacements.ask(about | port | {"entries": entries(self.limits), "ranks_here": self.ranks_here})
+
+    def awaited(self) -> set[int]:
+        """Return the ranks that the end of the run still waits for."""
+        return set(self._unfinished)
+
+    def kill(self, rank: int) -> bool:
+        """End a process of this host, or have another rank of its host do so."""
+        host, *process = self._processes[rank]
+        near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank and not self.ways.is_gone(r)]
+        if host == self._processes[LEARNER_RANK][0]:
+            end_process(*process)
+        elif near:
+            self._send(np.array([*process, *[0] * (WORDS - 2)], np.int64).view(np.uint8), near[0], KILL, "word to end a process")
+        return host == self._processes[LEARNER_RANK][0] or bool(near)
 
     def stop(self) -> None:
         """Tell every other rank."""
@@ -157,10 +194,11 @@ class MpiLearnerPort(LearnerSide, MpiPort):
     def _receive_all(self) -> None:
         status = MPI.Status()
         for _ in range(_MESSAGES_PER_PROGRESS):
-            message = self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-            if message is None:
+            found = self.ways.probe(MPI.ANY_TAG, status)
+            if found is None:
                 return
-            self._dispatch(status.tag, status.source, self._receive(message, status, self._small))
+            message, source = found
+            self._dispatch(status.tag, source, self._receive(message, status, self._small))
 
     def _dispatch(self, tag: int, source: int, payload: np.ndarray) -> None:
         if tag == WEIGHT_REQUEST:
@@ -171,6 +209,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
             self._answers.append(Answer(*self.topology.role(source), payload.view(np.int64).copy()))
         elif tag == STOP_REQUEST:
             self.stop_requested = True
+        elif tag == FINISHED:
+            self._unfinished.discard(source)
 
     def _answer_weight_requests(self) -> None:
         """Answer whoever asked for what is now published; while ending, answer all with nothing."""
@@ -190,6 +230,49 @@ class MpiLearnerPort(LearnerSide, MpiPort):
             self._evaluator_publishes.append(publish)
             if len(self._evaluator_publishes) > 2:
                 self._evaluator_publishes.popleft()
+
+    def _replace(self) -> None:
+        """Begin what is to be started next, and greet who has joined."""
+        outcome = self._replacements.ended()
+        if isinstance(outcome, Newcomer):
+            self._greet(outcome)
+        elif outcome is not None:
+            self._changes.append(Change(self._starting, NOT_REPLACED, outcome))
+        if self.stopping or self._replacements.broken is not None:
+            for about in self._replacements.waiting():
+                self._changes.append(Change(about["rank"], NOT_REPLACED, self._replacements.broken or "the run ends"))
+        about = self._replacements.next()
+        if about is not None:
+            self._starting = about["rank"]
+            for rank in self.topology.replay_ranks_range:
+                self._send(NOTHING, rank, REPLACE, "word that a process is started")
+            self._replacements.begin(about)
+
+    def _greet(self, newcomer: Newcomer) -> None:
+        rank = newcomer.rank
+        self.ways.join(rank, newcomer.comm, newcomer.announcements)
+        self._processes[rank] = newcomer.process
+        if newcomer.peer is not None:
+            self.peers[rank] = newcomer.peer
+        self._unfinished.add(rank)
+        self._changes.append(Change(rank, REPLACED, ""))
+        if self.stopping:
+            self._send(NOTHING, rank, STOP, "stop")
+
+    def _lose(self, rank: int) -> None:
+        super()._lose(rank)
+        self._weight_requests.pop(rank, None)
+        self._unfinished.discard(rank)
+        self._changes.append(Change(rank, LOST, "its process has ended"))
+
+    def _step_to_the_end(self) -> None:
+        """Tell all ranks that all is done, once all have told that they are through."""
+        if self._told_finished:
+            self.finished = True
+        elif self._finishing and not self._unfinished and not (self._replacements is not None and self._replacements.busy):
+            self._told_finished = True
+            for rank in range(1, self.topology.size):
+                self._send(NOTHING, rank, DONE, "word that all is done")
 
     def _open_receives(self) -> list[str]:
         return [f"a sample batch from {self.topology.name(sample.rank)}" for sample in self._requests]

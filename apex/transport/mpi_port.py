@@ -2,8 +2,8 @@
 
 Every message is sent with Issend, which completes when the receiver has taken it. That makes an
 unfinished send a credit in use (nothing queues up unseen), keeps each buffer alive until its
-completion is seen, and makes the end exact: a rank enters a non-blocking barrier once all its sends
-are complete, and keeps receiving until the barrier is (Hoefler et al. 2010, the NBX algorithm).
+completion is seen, and makes the end exact: a rank tells the learner once all its sends are complete and
+all its questions answered, and keeps receiving until the learner, when all have told, says that all is done.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
-from apex.ports import WORDS
+from apex.ports import WORDS, PeerLost
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.shared import neighbours
+from apex.transport.mpi_ways import Meeting, Ways
+from apex.transport.process import end_process
+from apex.transport.shared import Desk, Peer, make_desk, neighbours
 
 INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, ANNOUNCEMENT, ANSWER = range(1, 12)
+FINISHED, DONE, REPLACE, KILL = range(12, 16)
 _LOOKS_EVERY_S = 0.005
 NOTHING = np.zeros(0, np.uint8)
 REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
@@ -28,34 +31,43 @@ REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when 
 class MpiPort:
     """What every role may ask (see ``apex.ports.Port``)."""
 
-    def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
-        self.comm, self.topology, self.limits = comm.Dup(), topology, limits
-        self.announcements = comm.Dup()  # which a rank looks for now and then: probes for other messages must not find them
-        self._looks_at = 0.0
-        self.role, self.index = topology.role(comm.rank)
-        entries = max(limits.intake_in_flight, limits.prefetch) + 1
-        self._desk, self.peers = neighbours(comm.rank, comm.size, entries, comm.allgather) if share else (None, {})
-        self.ranks_here = _ranks_here(comm)
-        self._sends: list[tuple[MPI.Request, str, object, object]] = []
-        self._stop_receive: MPI.Request | None = None
-        self._finishing, self._barrier, self.finished = False, None, False
+    def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met: tuple[Desk | None, dict[int, Peer]], ranks_here: int):
+        self.rank, self.topology, self.limits, self.about = meeting.rank, topology, limits, meeting.about
+        self.ways, self.ranks_here = Ways(meeting), ranks_here
+        self.role, self.index = topology.role(self.rank)
+        self._desk, self.peers = met
+        self._announcements, self._looks_at = meeting.announcements, 0.0
+        self._sends: list[tuple[MPI.Request, str, int, object]] = []
+        self._finishing = self._told_finished = self.finished = False
         self._report, self._report_free = np.zeros(MAX_REPORT), True
-        self._asked_to_stop = False
-        self.stopping = False
-        if comm.rank != LEARNER_RANK:
-            self._stop_receive = self.comm.Irecv([NOTHING, MPI.BYTE], LEARNER_RANK, STOP)
+        self._asked_to_stop = self.stopping = False
+        self._words: dict[int, MPI.Request] = {}  # the learner's two, STOP and DONE, until they arrive
+        if self.rank != LEARNER_RANK:
+            self._words = {tag: meeting.comm.Irecv([NOTHING, MPI.BYTE], LEARNER_RANK, tag) for tag in (STOP, DONE)}
 
     def progress(self) -> None:
-        """Complete sends, notice the end, and step towards the final barrier."""
+        """Complete sends, notice losses and the end, and tell when this rank is through."""
+        for rank in self.ways.lost():
+            self._lose(rank)
         self._complete_sends()
-        if self._stop_receive is not None and self._stop_receive.Test():
-            self._stop_receive, self.stopping = None, True
-        if self._sends or self._open_receives() or any(peer.open for peer in self.peers.values()):
+        self.stopping = self.stopping or self._has_come(STOP)
+        if not self.stopping or self._sends or self._open_receives() or any(peer.open for peer in self.peers.values()):
             return
-        if self._barrier is not None:
-            self.finished = self.finished or self._barrier.Test()
-        elif self._finishing:
-            self._barrier = self.comm.Ibarrier()
+        self._step_to_the_end()
+
+    def _step_to_the_end(self) -> None:
+        """Nothing of this rank is open, and the run ends."""
+        if self._has_come(DONE):
+            self.finished = True
+        elif self._finishing and not self._told_finished:
+            self._told_finished = True
+            self._send(NOTHING, LEARNER_RANK, FINISHED, "word that this rank is through")
+
+    def _has_come(self, word: int) -> bool:
+        """Whether one of the learner's two words has arrived."""
+        if word in self._words and self.ways.tried(self._words[word].Test):
+            del self._words[word]
+        return self.rank != LEARNER_RANK and word not in self._words
 
     def send_report(self, vector: np.ndarray) -> bool:
         """Send the counters unless the last report is still on its way."""
@@ -72,12 +84,13 @@ class MpiPort:
         if now < self._looks_at:
             return None
         self._looks_at = now + _LOOKS_EVERY_S
-        message = self.announcements.Improbe(LEARNER_RANK, ANNOUNCEMENT)
+        status = MPI.Status()
+        message = self.ways.tried(self._announcements.Improbe, LEARNER_RANK, MPI.ANY_TAG, status)
         if message is None:
             return None
         words = np.empty(WORDS, np.int64)
         message.Recv([words, MPI.BYTE])
-        return words
+        return words if status.tag == ANNOUNCEMENT else end_process(*words[:2].tolist())
 
     def answer(self, words: np.ndarray) -> None:
         """Send a copy to the learner."""
@@ -90,7 +103,7 @@ class MpiPort:
             self._send(NOTHING, LEARNER_RANK, STOP_REQUEST, "stop request")
 
     def finish(self) -> None:
-        """Enter the barrier as soon as everything of this rank has been received."""
+        """Tell the learner as soon as everything of this rank has been received."""
         self._finishing = True
 
     def waits_for(self) -> str:
@@ -98,12 +111,16 @@ class MpiPort:
         open_sends = [f"{self.topology.name(dest)} to take a {what}" for _, what, dest, _ in self._sends]
         lent = [f"{self.topology.name(peer.rank)} to take a {what}" for peer in self.peers.values() for what, _ in peer.open]
         parts = open_sends + lent + self._open_receives()
-        return "; ".join(parts[:4]) or ("the other ranks to finish" if self._barrier is not None else "messages")
+        return "; ".join(parts[:4]) or ("the other ranks to finish" if self._told_finished else "messages")
 
     def _send(self, message: np.ndarray, dest: int, tag: int, what: str, done=None) -> None:
-        """Send uint8 ``message``; it is kept alive, and ``done()`` called, when the receiver has it."""
-        request = self.comm.Issend([message, MPI.BYTE], dest, tag)
-        self._sends.append((request, what, dest, done))
+        """Send uint8 ``message``; it is kept alive, and ``done()`` called, when the receiver has it, or is lost."""
+        comm, number = self.ways.to(dest, announcement=tag in (ANNOUNCEMENT, KILL))
+        request = None if self.ways.is_gone(dest) else self.ways.tried(comm.Issend, [message, MPI.BYTE], number, tag)
+        if request is not None:
+            self._sends.append((request, what, dest, done))
+        elif done is not None:
+            done()
 
     def _send_or_lend(self, message: np.ndarray, dest: int, tag: int, what: str, done) -> None:
         """Lend ``message`` where it lies in the outbox and ``dest`` is on this host, else send it; then as ``_send``."""
@@ -129,11 +146,23 @@ class MpiPort:
             return
         still_open = []
         for entry in self._sends:
-            if not entry[0].Test():
+            if not self.ways.tried(entry[0].Test):
                 still_open.append(entry)
             elif entry[3] is not None:
                 entry[3]()
         self._sends = still_open
+
+    def _lose(self, rank: int) -> None:
+        """Go on without a rank, if that can be."""
+        if not self.topology.is_acting(rank):
+            raise PeerLost(f"{self.topology.name(rank)} was lost, without which the run cannot go on")
+        self.ways.leave(rank)
+        peer = self.peers.pop(rank, None)
+        given_up = [done for _, _, dest, done in self._sends if dest == rank] + [done for _, done in (peer.open if peer else ())]
+        self._sends = [entry for entry in self._sends if entry[2] != rank]
+        for done in given_up:
+            if done is not None:
+                done()
 
     def _open_receives(self) -> list[str]:
         """Name what this rank has asked for and not yet been given; it cannot leave before."""
@@ -149,7 +178,19 @@ class MpiPort:
         return part
 
 
-def _ranks_here(comm: MPI.Comm) -> int:
+def entries(limits: Limits) -> int:
+    """Return how many messages two ranks may lend each other at a time."""
+    return max(limits.intake_in_flight, limits.prefetch) + 1
+
+
+def met_at_start(comm: MPI.Comm, limits: Limits, share: bool) -> tuple[Desk | None, dict[int, Peer]]:
+    """Return this rank's desk, and whom it can lend to. Collective."""
+    desk = make_desk(comm.size, entries(limits)) if share else None
+    peers = neighbours(list(range(comm.size)), comm.rank, desk, comm.allgather)
+    return (desk, peers) if peers else (None, {})
+
+
+def ranks_here(comm: MPI.Comm) -> int:
     """Return the ranks on this host, this one included. Collective."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     size = host.size

@@ -23,7 +23,7 @@ class Relay:
     """What the port of a host's first actor does for the others there (``served``: world ranks), and for itself."""
 
     def __init__(self, port: MpiPort, served: list[int]):
-        self._port, self._served, self._me = port, served, port.comm.rank
+        self._port, self._served, self._me = port, served, port.rank
         self._waiting: dict[int, int] = {}  # rank -> learner steps wanted; this rank's own among them
         self._into: np.ndarray | None = None
         self._arrived: bool | None = None  # what became of this rank's own request
@@ -65,11 +65,12 @@ class Relay:
     def _hear_requests(self) -> None:
         status = MPI.Status()
         for _ in self._served:  # each has one open at most
-            message = self._port.comm.Improbe(MPI.ANY_SOURCE, WEIGHT_REQUEST, status)
-            if message is None:
+            found = self._port.ways.probe(WEIGHT_REQUEST, status)
+            if found is None:
                 return
+            message, source = found
             wanted = self._port._receive(message, status, self._request)
-            self._waiting[status.source] = int(wanted.view(np.int64)[0])
+            self._waiting[source] = int(wanted.view(np.int64)[0])
 
     def _take_publish(self) -> None:
         status = MPI.Status()
@@ -82,7 +83,8 @@ class Relay:
 
     def _ask_learner(self, wanted: int) -> None:
         publish = next(p for p in self._free if not p.readers and p is not self._newest)
-        self._arriving = self._port.comm.Irecv([publish.message, MPI.BYTE], LEARNER_RANK, WEIGHTS), publish
+        comm, learner = self._port.ways.to(LEARNER_RANK)
+        self._arriving = comm.Irecv([publish.message, MPI.BYTE], learner, WEIGHTS), publish
         request = np.array([wanted], np.int64).view(np.uint8)
         self._port._send(request, LEARNER_RANK, WEIGHT_REQUEST, "request for weights")
 

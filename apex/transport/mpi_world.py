@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
 import time
 
 from mpi4py import MPI
 
 from apex.config import ConfigError
 from apex.topology import LEARNER_RANK
+from apex.transport.mpi_ways import can_tolerate
 
 
 def world(expected_size: int) -> MPI.Comm:
@@ -43,6 +48,34 @@ def first_from_each_host(comm: MPI.Comm, make):
     return next((value for value in made if value is not None), None)
 
 
-def abort(comm: MPI.Comm) -> None:
-    """End all ranks at once with status 1; does not return."""
-    comm.Abort(1)
+def check_tolerance() -> None:
+    """Raise :class:`ConfigError` where the loss of a rank would end the job."""
+    if not can_tolerate():
+        how = "start it so, or take --transport zmq"
+        raise ConfigError(f"run.tolerate = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`; {how}")
+
+
+def leave(tolerant: bool) -> int:
+    """Return the exit status of a rank that has done all. Where ranks may have been lost MPI cannot be ended, so the process ends here."""
+    if tolerant:
+        _flush()
+        os._exit(0)
+    return 0
+
+
+def abort(tolerant: bool) -> None:
+    """End all ranks at once with status 1; does not return.
+
+    Where losses are survived this rank alone ends, and as if it were killed, since of any other end its launcher would tell
+    nobody. Without a learner or replay rank the others end by themselves.
+    """
+    _flush()
+    if tolerant:
+        os.kill(os.getpid(), signal.SIGKILL)
+    MPI.COMM_WORLD.Abort(1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

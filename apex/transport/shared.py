@@ -42,13 +42,18 @@ class Desk:
         nbytes = (_LINE + world_size * self._stride) * _WORD
         fd = _memory_file(self, nbytes)
         self.words = _map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE).cast("q")
-        self.words[_NONCE] = nonce
+        self.nonce = self.words[_NONCE] = nonce
         self.address = (os.getpid(), fd, nbytes)
         self._boxes: list[tuple[int, int]] = []  # where each begins, and its bytes
 
     def row(self, rank: int) -> int:
         """Return the word where the row of a rank begins; the same on every desk of the world."""
         return _LINE + rank * self._stride
+
+    def clear(self, rank: int) -> None:
+        """Begin anew with a rank: another process has its number now."""
+        row = self.row(rank)
+        self.words[row + _SENT] = self.words[row + _TAKEN] = 0
 
     def make_outbox(self, nbytes: int) -> np.ndarray:
         """Return uint8[nbytes] from which payloads can be lent; asked for twice at most. Memory is taken when it is first touched."""
@@ -142,27 +147,27 @@ def identity() -> str:
         return ""
 
 
-def neighbours(rank: int, world_size: int, entries: int, allgather) -> tuple[Desk | None, dict[int, Peer]]:
-    """Return this rank's desk and the other ranks of its host, by rank. Collective, by ``allgather(object)``.
+def neighbours(ranks: list[int], rank: int, desk: Desk | None, allgather) -> dict[int, Peer]:
+    """Return the other ranks of this one's host, by rank. Collective, by ``allgather(object)`` in the order of the ``ranks`` that meet.
 
-    Whether they can open each other's memory is tried, not guessed: each reads a random number from the desk of every
-    other of its host, and where one of a host cannot, none there shares.
+    ``desk`` is this rank's own, None where it has none. Whether they can open each other's memory is tried, not
+    guessed: each reads a random number from the desk of every other of its host, and where one of a host cannot,
+    none there shares.
     """
-    mine, nonce = identity(), int.from_bytes(os.urandom(7))
-    desk = _make_desk(world_size, entries, nonce) if mine else None
-    mine = mine if desk is not None else ""
-    told = allgather((mine, nonce, None if desk is None else desk.address))
-    here = {other: theirs for other, (name, *theirs) in enumerate(told) if name and name == mine}
+    mine = identity() if desk is not None else ""
+    told = allgather((mine, *((0, None) if desk is None else (desk.nonce, desk.address))))
+    here = {other: theirs for other, (name, *theirs) in zip(ranks, told) if name and name == mine}
     peers = {other: peer for other, (number, address) in here.items() if (peer := _reached(desk, rank, other, number, address))}
-    able = {other for other, good in enumerate(allgather(len(peers) == len(here))) if good}
-    if desk is None or not able.issuperset(here):
-        return None, {}
-    return desk, {other: peer for other, peer in peers.items() if other != rank}
+    able = {other for other, good in zip(ranks, allgather(len(peers) == len(here))) if good}
+    if not able.issuperset(here):
+        return {}
+    return {other: peer for other, peer in peers.items() if other != rank}
 
 
-def _make_desk(world_size: int, entries: int, nonce: int) -> Desk | None:
+def make_desk(world_size: int, entries: int) -> Desk | None:
+    """Return a desk, or None where ranks cannot lend each other anything."""
     try:
-        return Desk(world_size, entries, nonce)
+        return Desk(world_size, entries, int.from_bytes(os.urandom(7))) if identity() else None
     except OSError:  # not allowed here
         return None
 

@@ -25,6 +25,7 @@ from apex.transport.credits import IntakeCredits
 from apex.transport.zmq_learner import ZmqLearnerPort
 from apex.transport.zmq_link import Message
 from apex.transport.zmq_port import (
+    HELLO,
     INTAKE,
     INTAKE_TAKEN,
     NO_SAMPLE,
@@ -34,16 +35,34 @@ from apex.transport.zmq_port import (
     SAMPLE_REQUEST,
     WEIGHT_REQUEST,
     WEIGHTS,
+    WELCOME,
     ZmqMemberPort,
     ZmqPort,
 )
 from apex.transport.zmq_world import World
 
 
-def make_port(world: World, topology: Topology, limits: Limits) -> ZmqPort:
-    """Return this rank's port. Collective over ``world``, which must have ``topology.size`` ranks."""
+def make_port(world: World, topology: Topology, limits: Limits, command: list[str] | None = None) -> ZmqPort:
+    """Return this rank's port. Collective over ``world``, which must have ``topology.size`` ranks.
+
+    With ``command``, of which only that it is there matters, the loss of an acting rank is survived: ``launch.spawn``
+    starts a process in its place.
+    """
     kinds = {LEARNER: ZmqLearnerPort, REPLAY: ZmqReplayPort, EVALUATOR: ZmqActorPort, ACTOR: ZmqActorPort}
-    return kinds[topology.role(world.rank)[0]](world, topology, limits)
+    port = kinds[topology.role(world.rank)[0]](world, topology, limits)
+    if command is not None:
+        port.tolerate(world)
+    return port
+
+
+def meet(joining: World, topology: Topology) -> World:
+    """Return what :func:`join` needs of a process that takes the place of an acting rank that was lost."""
+    return joining
+
+
+def join(met: World, topology: Topology, limits: Limits) -> ZmqPort:
+    """Return the port of that process."""
+    return ZmqActorPort(met, topology, limits)
 
 
 class ZmqActorPort(ZmqMemberPort):
@@ -146,6 +165,8 @@ class ZmqReplayPort(ZmqMemberPort):
         message = None if landing is None else self._hub.receive()
         if message is None:
             return None
+        if message.kind == HELLO and not message.has_payload:  # of a process that has taken a lost one's place
+            return self._hub.send(message.rank, WELCOME)
         if message.kind != INTAKE or not message.has_payload:
             return self._hub.refuse()
         nbytes = self._hub.take_into(landing)

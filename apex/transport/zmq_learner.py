@@ -7,16 +7,19 @@ from collections import deque
 import numpy as np
 
 from apex.metrics import MAX_REPORT, REPORT_FIELDS
-from apex.ports import WORDS, Answer, Report
+from apex.ports import LOST, REPLACED, WORDS, Answer, Change, Report
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import Topology
 from apex.transport.learner_side import LearnerSide
+from apex.transport.process import end_process
 from apex.transport.zmq_link import Message
 from apex.transport.zmq_port import (
     ANNOUNCEMENT,
     ANSWER,
     DONE,
     FINISHED,
+    HELLO,
+    KILL,
     MESSAGES_PER_PROGRESS,
     NO_SAMPLE,
     NO_WEIGHTS,
@@ -29,6 +32,7 @@ from apex.transport.zmq_port import (
     STOP_REQUEST,
     WEIGHT_REQUEST,
     WEIGHTS,
+    WELCOME,
     ZmqPort,
 )
 from apex.transport.zmq_world import World
@@ -68,6 +72,7 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         self._weight_requests: dict[int, int] = {}
         self._report_buffer = np.zeros(8 * MAX_REPORT, np.uint8)
         self._unfinished = set(range(1, topology.size))
+        self._world: World | None = None  # where new processes are heard, if losses are survived
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
@@ -77,6 +82,8 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
                 break
             self._hear(message)
         self._answer_weight_requests()
+        if self._world is not None:
+            self._hear_joiners(self._world)
         while self.stopping and self._requests and self._requests[0].answered:
             self._requests.popleft()
         if self._finishing and not self.finished and not self._open():
@@ -118,6 +125,38 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         messages = (p.message for p in self._evaluator_publishes)
         return next((m for m in messages if weight_header(m)[0] == param_version), None)
 
+    def tolerate(self, world: World) -> None:
+        """Survive the loss of acting ranks, and meet the processes that take their places."""
+        super().tolerate(world)
+        self._world = world
+
+    def replace(self, rank: int, about: dict) -> None:
+        """Tell the process that has come already."""
+        self._world.answer(rank, about | {"rank": rank, "endpoints": self._endpoints, "ranks_here": self.ranks_here})
+
+    def awaited(self) -> set[int]:
+        """Return the ranks that the end of the run still waits for."""
+        return set(self._unfinished)
+
+    def kill(self, rank: int) -> bool:
+        """End a process of this host, or have another rank of its host do so."""
+        host, *process = self._processes[rank]
+        near = next((r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank), None)
+        if near == self.rank:
+            end_process(*process)
+        elif near is not None:
+            self._hub.send(near, KILL, 0, np.array(process, np.int64).view(np.uint8))
+        return near is not None
+
+    def _hear_joiners(self, world: World) -> None:
+        while (joiner := world.joiner()) is not None:
+            rank, self._processes[joiner[0]] = joiner
+            self._weight_requests.pop(rank, None)
+            self._changes.append(Change(rank, LOST, "its process has ended"))
+            if self.stopping:
+                self._unfinished.discard(rank)
+                world.answer(rank, None)
+
     def stop(self) -> None:
         """Tell every other rank."""
         if not self.stopping:
@@ -138,6 +177,8 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         if message.has_payload:
             take = {SAMPLE: self._take_sample, REPORT: self._take_report, ANSWER: self._take_answer}
             take.get(message.kind, lambda _: self._hub.refuse())(message.rank)
+        elif message.kind == HELLO and self._world is not None:
+            self._greet(message.rank)
         elif message.kind == NO_SAMPLE:
             self._answered(message.rank, None)
         elif message.kind == WEIGHT_REQUEST:
@@ -148,6 +189,12 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
             self._unfinished.discard(message.rank)
         else:
             self._hub.refuse()
+
+    def _greet(self, rank: int) -> None:
+        self._hub.send(rank, WELCOME)
+        self._changes.append(Change(rank, REPLACED, ""))
+        if self.stopping:
+            self._hub.send(rank, STOP)
 
     def _take_sample(self, rank: int) -> None:
         sample = self._hub.take(self.limits.sample_nbytes)

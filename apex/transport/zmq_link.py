@@ -1,8 +1,9 @@
 """Frames on ZeroMQ sockets: a header, then at most one payload, to and from peers that are known by name.
 
 The rank that binds has a ROUTER (:class:`Hub`), the ranks that connect a DEALER each (:class:`Link`).
-A peer's name is the job's secret token and its rank, so whatever a stranger sends is recognised before
-anything of it is looked at. What is refused is counted, and told once. Between hosts all of it is encrypted.
+A peer's name is the job's secret token, its rank and its life (0, or how many processes had that rank before),
+so whatever a stranger sends is recognised before anything of it is looked at, and so is what a process has sent
+whose place another has taken. What strangers send is refused, counted, and told once. Between hosts all of it is encrypted.
 
 High-water marks are off: what is on its way is bounded by the ports, which count credits, so that
 nothing ever needs to be dropped.
@@ -25,6 +26,7 @@ from apex.schema import aligned_bytes
 
 _HEADER = struct.Struct("<4sIq")  # what this is, kind, argument
 _MAGIC = b"Apex"
+_NAME = struct.Struct("<cII")  # then the token
 LINGER_MS = 3000  # for what is sent last; a reader that is gone does not keep a rank longer
 _NO_COPY_NBYTES = 1 << 16  # below, copying costs less than telling when a buffer is free
 _REFUSALS_PER_RECEIVE = 64
@@ -65,7 +67,7 @@ class _Mailbox:
             message = self._header()
             if message is not None:
                 return message
-            self.refuse()
+            self._drop() if self._is_late else self.refuse()
         return None
 
     def take_into(self, buffer: np.ndarray) -> int | None:
@@ -87,11 +89,16 @@ class _Mailbox:
 
     def refuse(self) -> None:
         """Drop what is left of the message, and count it."""
-        while self.socket.get(zmq.RCVMORE):
-            self.socket.recv_into(bytearray())
+        self._drop()
         self.refused += 1
         if self.refused == 1:
             print(f"apex: {self._owner} refused a message that is none of this run's; more are only counted", file=sys.stderr, flush=True)
+
+    _is_late = False  # the message is from a life of its rank that is over
+
+    def _drop(self) -> None:
+        while self.socket.get(zmq.RCVMORE):
+            self.socket.recv_into(bytearray())
 
     def _header(self) -> Message | None:
         raise NotImplementedError
@@ -125,8 +132,8 @@ class Hub(_Mailbox):
 
     def __init__(self, context: zmq.Context, endpoint: str, token: bytes, peers, owner: str, largest_nbytes: int | None):
         super().__init__(context.socket(zmq.ROUTER), owner, endpoint, token)
-        self._name_of = {rank: name(token, rank) for rank in peers}
-        self._rank_of = {name: rank for rank, name in self._name_of.items()}
+        self._token, self._life_of = token, dict.fromkeys(peers, 0)
+        self.may_lose = frozenset()  # ranks to which nothing is sent, and that is no error, when they are gone
         self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
         largest = None if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
         self.socket.maxmsgsize = -1 if largest is None else largest + _ENCRYPTION_NBYTES
@@ -135,21 +142,31 @@ class Hub(_Mailbox):
 
     def send(self, rank: int, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False):
         """Send to a peer (see ``_Mailbox._send``)."""
-        self.socket.send(self._name_of[rank], zmq.SNDMORE)
+        try:
+            self.socket.send(name(self._token, rank, self._life_of[rank]), zmq.SNDMORE)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH and rank in self.may_lose:
+                return None
+            raise
         return self._send(kind, arg, payload, track)
 
     def _header(self) -> Message | None:
-        rank = self._rank_of.get(self.socket.recv())
+        rank, life = _read_name(self.socket.recv(), self._token)
+        current = self._life_of.get(rank)
+        self._is_late = current is not None and life < current
+        if current is None or self._is_late:
+            return None
+        self._life_of[rank] = life
         return self._parse(rank if self._more() else None)
 
 
 class Link(_Mailbox):
     """The way to a peer that binds."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, rank: int, peer: int, owner: str):
+    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, rank: int, peer: int, owner: str, life: int = 0):
         super().__init__(context.socket(zmq.DEALER), owner, endpoint, token)
         self._peer = peer
-        self.socket.routing_id = name(token, rank)
+        self.socket.routing_id = name(token, rank, life)
         self.socket.reconnect_ivl = 10  # ms; the peer may bind a little later
         self._watch = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if endpoint.startswith("tcp:") else None
         self.socket.connect(endpoint)
@@ -172,9 +189,17 @@ class Link(_Mailbox):
         return self._parse(self._peer)
 
 
-def name(token: bytes, rank: int) -> bytes:
+def name(token: bytes, rank: int, life: int = 0) -> bytes:
     """Return how a rank calls itself: something that ZeroMQ never makes up (those names begin with a zero byte)."""
-    return b"r" + rank.to_bytes(4, "little") + token
+    return _NAME.pack(b"r", rank, life) + token
+
+
+def _read_name(called: bytes, token: bytes) -> tuple[int | None, int]:
+    """Return the rank and the life in a name, or (None, 0) where it is none of this job's."""
+    if len(called) != _NAME.size + len(token) or called[_NAME.size :] != token:
+        return None, 0
+    prefix, rank, life = _NAME.unpack(called[: _NAME.size])
+    return (rank, life) if prefix == b"r" else (None, 0)
 
 
 def between_hosts(endpoint: str) -> bool:

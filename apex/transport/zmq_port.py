@@ -9,11 +9,12 @@ import numpy as np
 from apex.ports import WORDS
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
+from apex.transport.process import end_process, own_process
 from apex.transport.zmq_link import Hub, Link, Message, wait
 from apex.transport.zmq_world import World
 
 HELLO, WELCOME, INTAKE, INTAKE_TAKEN, SAMPLE_REQUEST, SAMPLE, NO_SAMPLE, PRIORITY, WEIGHT_REQUEST = range(1, 10)
-WEIGHTS, NO_WEIGHTS, REPORT, REPORT_TAKEN, STOP_REQUEST, STOP, FINISHED, DONE, ANNOUNCEMENT, ANSWER = range(10, 20)
+WEIGHTS, NO_WEIGHTS, REPORT, REPORT_TAKEN, STOP_REQUEST, STOP, FINISHED, DONE, ANNOUNCEMENT, ANSWER, KILL = range(10, 21)
 MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
 
 
@@ -24,18 +25,28 @@ class ZmqPort:
         self.rank, self.topology, self.limits = world.rank, topology, limits
         self.role, self.index = topology.role(world.rank)
         self.stopping = self.finished = self._finishing = False
+        self.about = world.about
         owner = topology.name(self.rank)
         callers, largest = self._callers()
         self._hub = world.hub(callers, owner, largest) if callers else None
-        endpoints = world.allgather(self._hub and self._hub.endpoint)
-        self.ranks_here = world.allgather(socket.gethostname()).count(socket.gethostname())
-        self._links: dict[int, Link] = {rank: world.link(endpoints[rank], rank, owner) for rank in self._called()}
+        if self.about is None:
+            self._endpoints = world.allgather(self._hub and self._hub.endpoint)
+            self._processes = world.allgather([socket.gethostname(), *own_process()])
+            self.ranks_here = [host for host, *_ in self._processes].count(socket.gethostname())
+        else:
+            self._endpoints, self.ranks_here = self.about["endpoints"], self.about["ranks_here"]
+        self._links: dict[int, Link] = {rank: world.link(self._endpoints[rank], rank, owner) for rank in self._called()}
         self._meet(callers)
 
     @property
     def refused(self) -> int:
         """Messages of strangers, and malformed ones, that this port has dropped."""
         return sum(box.refused for box in self._boxes())
+
+    def tolerate(self, world: World) -> None:
+        """Survive the loss of acting ranks."""
+        if self._hub is not None:
+            self._hub.may_lose = frozenset(range(self.topology.evaluator_rank, self.topology.size))
 
     def wait(self, seconds: float) -> None:
         """Sleep until a message arrives, at most this long (to the millisecond)."""
@@ -143,6 +154,10 @@ class ZmqMemberPort(ZmqPort):
         if message.has_payload and message.kind == ANNOUNCEMENT:
             words = self._learner.take(8 * WORDS)
             self._announcement = None if words is None else words.view(np.int64).copy()
+        elif message.has_payload and message.kind == KILL:
+            process = self._learner.take(16)
+            if process is not None:
+                end_process(*process.view(np.int64).tolist())
         elif message.has_payload:
             self._learner.refuse()
         elif message.kind == STOP:

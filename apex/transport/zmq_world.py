@@ -24,11 +24,13 @@ import zmq
 from apex.config import ConfigError
 from apex.schema import EnvSpec
 from apex.topology import LEARNER_RANK
+from apex.transport.process import own_process
 from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
 
 ENDPOINT_VARIABLE, TOKEN_VARIABLE = "APEX_ENDPOINT", "APEX_TOKEN"
-RANK_VARIABLE, SIZE_VARIABLE = "APEX_RANK", "APEX_SIZE"
-_VALUE = 1  # kind of message
+RANK_VARIABLE, SIZE_VARIABLE, LIFE_VARIABLE = "APEX_RANK", "APEX_SIZE", "APEX_LIFE"
+_VALUE, _JOIN = 1, 2  # kinds of message
+_ANSWERS_S = 60.0  # a learner that is there at all
 
 
 def world(expected_size: int) -> World:
@@ -37,16 +39,24 @@ def world(expected_size: int) -> World:
     assert size == expected_size, "the launcher and the ranks read the same variable"
     endpoint = os.environ.get(ENDPOINT_VARIABLE, "")
     try:
-        return World(rank, size, endpoint, bytes.fromhex(os.environ.get(TOKEN_VARIABLE, "")))
+        return World(rank, size, endpoint, bytes.fromhex(os.environ.get(TOKEN_VARIABLE, "")), life())
     except (ValueError, zmq.ZMQError) as error:
         raise ConfigError(f"{ENDPOINT_VARIABLE}={endpoint}: no place to meet for the ranks of a job: {error}") from None
+
+
+def life() -> int:
+    """Return how many processes had this one's rank before it, as ``launch.spawn`` tells."""
+    return int(os.environ.get(LIFE_VARIABLE, "0"))
 
 
 class World:
     """The ranks of a job. Calls that are collective are made by all ranks, in the same order."""
 
-    def __init__(self, rank: int, size: int, endpoint: str, token: bytes):
-        self.rank, self.size, self.token = rank, size, token
+    about: dict | None = None
+    """What the learner told this process, where it takes a lost one's place."""
+
+    def __init__(self, rank: int, size: int, endpoint: str, token: bytes, life: int = 0):
+        self.rank, self.size, self.token, self.life = rank, size, token, life
         self.context = zmq.Context()
         atexit.register(self.context.destroy, LINGER_MS)  # Python itself would not wait for what was sent last
         self._endpoint, self._numbers = endpoint, itertools.count()
@@ -54,7 +64,7 @@ class World:
         if rank == LEARNER_RANK:
             self._box = Hub(self.context, meeting, token, range(1, size), owner, LARGEST_CONTROL_NBYTES)
         else:
-            self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, owner)
+            self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, owner, life)
 
     def hub(self, peers, owner: str, largest_nbytes: int | None) -> Hub:
         """Return a new place for ``peers`` to connect to, on this rank."""
@@ -62,7 +72,7 @@ class World:
 
     def link(self, endpoint: str, peer: int, owner: str) -> Link:
         """Return a connection to the place that ``peer`` has made."""
-        return Link(self.context, endpoint, self.token, self.rank, peer, owner)
+        return Link(self.context, endpoint, self.token, self.rank, peer, owner, self.life)
 
     def allgather(self, value) -> list:
         """Return every rank's value, in the order of ranks. Collective; waits in the kernel."""
@@ -78,14 +88,37 @@ class World:
             self._box.send(rank, _VALUE, 0, _encoded(in_order))
         return in_order
 
+    def join(self) -> dict | None:
+        """Take the place of the process that had this rank; return what the learner tells, None where the run ends already."""
+        self._box.send(_JOIN, 0, _encoded([sockets.gethostname(), *own_process()]))
+        while self._box.socket.poll(1e3 * _ANSWERS_S):
+            message = self._box.receive()
+            value = _REFUSED if message is None else _read(self._box, message)
+            if value is not _REFUSED:
+                self.about = value
+                return value
+        return None
+
+    def joiner(self) -> tuple[int, list] | None:
+        """On the learner, once the run has begun: return a rank that wants to join, and its process, or None."""
+        message = self._box.receive()
+        value = _REFUSED if message is None else _read(self._box, message)
+        return None if value is _REFUSED or message.kind != _JOIN else (message.rank, value)
+
+    def answer(self, rank: int, about: dict | None) -> None:
+        """On the learner: tell a rank that has joined."""
+        self._box.may_lose = frozenset([rank])
+        self._box.send(rank, _VALUE, 0, _encoded(about))
+
     def _next(self) -> tuple[int, object]:
         while True:
             self._box.socket.poll()
             message = self._box.receive()
-            if message is not None:
-                value = _read(self._box, message)
-                if value is not _REFUSED:
-                    return message.rank, value
+            value = _REFUSED if message is None else _read(self._box, message)
+            if value is not _REFUSED:
+                if message.kind == _JOIN:
+                    raise RuntimeError(f"rank {message.rank} ended before the ranks of this job had met")
+                return message.rank, value
 
     def _meeting_point(self) -> str:
         parts = urlsplit(self._endpoint)
@@ -159,8 +192,17 @@ def first_from_each_host(world: World, make):
     return next((value for value in made if value is not None), None)
 
 
-def abort(world: World) -> None:
-    """End this rank at once with status 1, upon which ``launch.spawn`` ends all others; does not return."""
+def check_tolerance() -> None:
+    """``launch.spawn`` starts lost ranks anew."""
+
+
+def leave(tolerant: bool) -> int:
+    """Return the exit status of a rank that has done all."""
+    return 0
+
+
+def abort(tolerant: bool) -> None:
+    """End this rank at once with status 1, upon which ``launch.spawn`` ends all others, or starts it anew; does not return."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

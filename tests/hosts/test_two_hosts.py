@@ -14,9 +14,10 @@ WHO = "import json, os; print(json.dumps([os.uname().nodename, os.readlink('/pro
 LEND = """
 import json
 from mpi4py import MPI
-from apex.transport.shared import identity, neighbours
+from apex.transport.shared import identity, make_desk, neighbours
 comm = MPI.COMM_WORLD
-told = comm.gather([MPI.Get_processor_name(), identity(), sorted(neighbours(comm.rank, comm.size, 1, comm.allgather)[1])])
+near = neighbours(list(range(comm.size)), comm.rank, make_desk(comm.size, 1), comm.allgather)
+told = comm.gather([MPI.Get_processor_name(), identity(), sorted(near)])
 if told:
     print(json.dumps(told))
 """

@@ -104,10 +104,11 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint_files, "FORMAT", checkpoint_files.FORMAT + 1)
     folder = write(tmp_path, 100)
     monkeypatch.undo()
-    with pytest.raises(Damaged, match="format 2, this program reads 1"):
+    ours = checkpoint_files.FORMAT
+    with pytest.raises(Damaged, match=f"format {ours + 1}, this program reads {ours}"):
         checkpoint_files.verify(folder)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex.transport import shared
-from apex.transport.shared import Desk, Peer, neighbours
+from apex.transport.shared import Desk, Peer, make_desk, neighbours
 
 
 def two_desks(entries=2, size=3):
@@ -183,7 +183,7 @@ def everyones_neighbours(monkeypatch, identities, blind=()):
 
     def play(number):
         rank.number = number
-        return set(neighbours(number, size, 2, allgather)[1])
+        return set(neighbours(list(range(size)), number, make_desk(size, 2), allgather))
 
     open_file = shared._open
 
@@ -221,9 +221,10 @@ def test_where_memory_cannot_be_made_or_is_limited_nothing_is_lent(monkeypatch):
     def refuse(*args):
         raise PermissionError
 
-    assert set(neighbours(0, 2, 1, lambda mine: [mine, mine])[1]) == {1}
+    assert set(neighbours([0, 1], 0, make_desk(2, 1), lambda mine: [mine, mine])) == {1}
     monkeypatch.setattr(shared.os, "memfd_create", refuse)
-    assert neighbours(0, 2, 1, lambda mine: [mine, mine]) == (None, {})
+    assert make_desk(2, 1) is None
+    assert neighbours([0, 1], 0, None, lambda mine: [mine, mine]) == {}
     monkeypatch.undo()
     monkeypatch.setattr(shared.resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
     assert shared.identity() == ""

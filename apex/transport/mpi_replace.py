@@ -1,0 +1,104 @@
+"""A new process in the place of one that was lost: MPI_Comm_spawn, while all others go on.
+
+Learner and replay ranks start it together, over a communicator that only they have. Starting takes a second, in
+which MPI must be waited for; so each does it in a thread. The newcomer joins with :mod:`apex.transport.mpi_newcomer`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from apex.topology import LEARNER_RANK
+from apex.transport.mpi_ways import private
+from apex.transport.shared import Desk, Peer, neighbours
+
+PATIENCE_S = 60.0  # a process that ends before it has begun MPI is waited for for ever
+
+
+class Newcomer(NamedTuple):
+    """A process that has joined as ``rank``."""
+
+    rank: int
+    comm: MPI.Comm
+    announcements: MPI.Comm
+    peer: Peer | None  # where it is on this rank's host
+    process: tuple[str, int, int]  # its host, number, and when it began
+
+
+class Replacements:
+    """What learner and replay ranks start together. ``command`` is that of a new process; it matters on the learner only."""
+
+    def __init__(self, comm: MPI.Comm, ranks: list[int], command: list[str], desk: Desk | None):
+        """Collective over ``ranks`` of ``comm``: the learner and all replay ranks."""
+        self._service = comm.Create_group(comm.group.Incl(ranks))
+        self._service.Set_errhandler(MPI.ERRORS_RETURN)
+        self._rank, self._command, self._desk = comm.rank, command, desk
+        self._asked: deque[dict] = deque()
+        self._thread: threading.Thread | None = None
+        self._about: dict | None = None
+        self._since = 0.0
+        self._outcome: Newcomer | str | None = None
+        self.broken: str | None = None  # why none can be started any more
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process is being started, or is still to be."""
+        return self.broken is None and (self._thread is not None or bool(self._asked))
+
+    def ask(self, about: dict) -> None:
+        """On the learner: have a process started that is told ``about``, with its ``rank``."""
+        self._asked.append(about)
+
+    def next(self) -> dict | None:
+        """On the learner: return what the next process is told, if there is one to be started now."""
+        return self._asked.popleft() if self._thread is None and self._asked else None
+
+    def begin(self, about: dict | None = None) -> None:
+        """Begin, on all of them."""
+        self._about, self._outcome, self._since = about, None, time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="replacement", daemon=True)
+        self._thread.start()
+
+    def ended(self) -> Newcomer | str | None:
+        """Return who has joined, or why nobody can; None while that is open."""
+        if self._thread is None:
+            return None
+        if self._thread.is_alive():
+            if time.monotonic() - self._since <= PATIENCE_S:
+                return None
+            self.broken = self._outcome = f"no process has joined within {PATIENCE_S:g} s"
+        self._thread = None
+        return self._outcome
+
+    def waiting(self) -> list[dict]:
+        """Return, and forget, what is still to be started."""
+        asked, self._asked = list(self._asked), deque()
+        return asked
+
+    def _run(self) -> None:
+        try:
+            self._outcome = self._start()
+        except BaseException as error:  # whatever it is, the run goes on without this process
+            self._outcome = f"{type(error).__name__}: {error}"
+
+    def _start(self) -> Newcomer:
+        program, *arguments = self._command
+        both = self._service.Spawn(program, arguments, maxprocs=1, root=LEARNER_RANK)
+        both.Set_errhandler(MPI.ERRORS_RETURN)
+        comm = private(both.Merge(high=False))
+        try:
+            about = comm.bcast(self._about, LEARNER_RANK)
+            if self._desk is not None:
+                self._desk.clear(about["rank"])
+            numbers = [*range(comm.size - 1), about["rank"]]
+            peers = neighbours(numbers, self._rank, self._desk, comm.allgather)
+            process = comm.allgather(None)[-1]
+            return Newcomer(about["rank"], comm, private(comm), peers.get(about["rank"]), process)
+        except MPI.Exception:
+            comm.Revoke()  # so that nobody waits there
+            raise

@@ -1,0 +1,117 @@
+"""How ranks over MPI reach each other, also where a new process has taken the place of one that was lost.
+
+The ranks of the start share one communicator. A process that comes later shares one with the learner and the
+replay ranks, whom alone it has to do with; there they have their usual numbers, and it comes after them. That
+a process is gone is what fault-tolerant MPI (ULFM, Bland et al. 2013) tells: by an error of a call that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+_LOOKS_EVERY_S = 0.02
+_FT_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # set by mpirun
+_PROC_FAILED, _PROC_FAILED_PENDING, _REVOKED = 75, 76, 77  # error classes of Open MPI's, for which mpi4py has no names in every version
+
+
+class Meeting(NamedTuple):
+    """Where a rank meets the others: communicators of its port alone."""
+
+    comm: MPI.Comm
+    announcements: MPI.Comm  # which a rank looks for now and then: probes for other messages must not find them
+    rank: int
+    tolerant: bool  # an actor that is lost is no error
+    about: dict | None = None  # of a process that came later: what the learner told it
+
+    @classmethod
+    def of(cls, comm: MPI.Comm, tolerant: bool) -> Meeting:
+        """Return that of a rank of the start. Collective over ``comm``."""
+        return cls(private(comm), private(comm), comm.rank, tolerant)
+
+
+class Ways:
+    """The communicators of this rank's port, by whom they lead to."""
+
+    def __init__(self, meeting: Meeting):
+        self._first, self.tolerant = meeting.comm, meeting.tolerant
+        self._announcements = meeting.announcements
+        self._later: dict[int, tuple[MPI.Comm, MPI.Comm]] = {}
+        self._gone: set[int] = set()
+        self._looks_at = 0.0
+
+    def to(self, rank: int, announcement: bool = False) -> tuple[MPI.Comm, int]:
+        """Return the communicator that leads to a rank, and the rank's number there."""
+        later = self._later.get(rank)
+        if later is None:
+            return self._announcements if announcement else self._first, rank
+        return later[announcement], later[announcement].size - 1
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether a rank is lost, and not replaced."""
+        return rank in self._gone
+
+    def probe(self, tag: int, status: MPI.Status) -> tuple[MPI.Message, int] | None:
+        """Return a matched message of any rank, and the rank, or None."""
+        message = self.tried(self._first.Improbe, MPI.ANY_SOURCE, tag, status)
+        if message is not None:
+            return message, status.source
+        for rank, (comm, _) in self._later.items():
+            message = self.tried(comm.Improbe, MPI.ANY_SOURCE, tag, status)
+            if message is not None:
+                return message, rank
+        return None
+
+    def join(self, rank: int, comm: MPI.Comm, announcements: MPI.Comm) -> None:
+        """A new process is ``rank`` from now on."""
+        self._later[rank] = comm, announcements
+        self._gone.discard(rank)
+
+    def leave(self, rank: int) -> None:
+        """A rank is lost."""
+        self._later.pop(rank, None)
+        self._gone.add(rank)
+
+    def tried(self, call, *args):
+        """Return what an MPI call gives, or None where it fails because of a rank that is lost; :meth:`lost` then tells which."""
+        try:
+            return call(*args)
+        except MPI.Exception as error:
+            if not self.tolerant or error.Get_error_class() not in (_PROC_FAILED, _PROC_FAILED_PENDING, _REVOKED):
+                raise
+            self._looks_at = 0.0
+            return None
+
+    def lost(self) -> list[int]:
+        """Return the ranks found lost since the last call; looks every ``_LOOKS_EVERY_S``, or at once after a call has failed."""
+        now = time.monotonic()
+        if not self.tolerant or now < self._looks_at:
+            return []
+        self._looks_at = now + _LOOKS_EVERY_S
+        found = [rank for rank in self._failed(self._first) if rank not in self._gone and rank not in self._later]
+        return found + [rank for rank, (comm, _) in self._later.items() if self._failed(comm)]
+
+    @staticmethod
+    def _failed(comm: MPI.Comm) -> list[int]:
+        """Return who of a communicator has failed, and let messages of any other be received again."""
+        failed = comm.Get_failed()
+        if failed.size:
+            comm.Ack_failed(failed.size)
+        ranks = MPI.Group.Translate_ranks(failed, None, comm.group) if failed.size else []
+        failed.Free()
+        return list(ranks)
+
+
+def private(comm: MPI.Comm) -> MPI.Comm:
+    """Return a copy of ``comm`` whose errors are exceptions. Collective."""
+    copy = comm.Dup()
+    copy.Set_errhandler(MPI.ERRORS_RETURN)
+    return copy
+
+
+def can_tolerate() -> bool:
+    """Whether the library goes on when a rank is lost: Open MPI under ``mpirun --with-ft ulfm``."""
+    return hasattr(MPI.Comm, "Get_failed") and os.environ.get(_FT_VARIABLE) == "1"

@@ -1,0 +1,31 @@
+"""The process that takes a lost actor's place in a run over MPI: started by the run itself (see ``apex.transport.mpi_replace``)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from apex import config as configuration
+from apex.run_folder import RunFolder
+from apex.topology import Topology
+from apex.transport import mpi_newcomer
+
+
+def command() -> list[str]:
+    """Return the command that starts it, whatever its folder and environment are."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return [sys.executable, "-P", "-c", f"import sys; sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"]
+
+
+def main() -> int:
+    """Join, and be the role until the end."""
+    joining = mpi_newcomer.meet()
+    about = joining.about
+    folder, topology = RunFolder(Path(about["folder"])), Topology(about["size"], about["replay_ranks"])
+    config = configuration.load(str(folder.config_path))
+    from launch import world
+
+    world.limit_threads(config, topology, about["rank"])
+    from launch import rank  # imports NumPy, which reads the thread variables
+
+    return rank.take_place(config, topology, joining, folder)

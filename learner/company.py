@@ -1,0 +1,107 @@
+"""The acting ranks as the learner sees them, where their loss is survived (``run.tolerate``).
+
+Who is lost is replaced by a new process, which goes on with the counters and the rungs of the epsilon ladder of the old
+one. Who sends no report for ``run.silence_s`` hangs: its process is ended, which makes it lost. Where no process can be
+started, the actors that are left share out the whole ladder anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from apex.config import Config
+from apex.metrics import Counters
+from apex.ports import LOST, REPLACED, Change, LearnerPort
+from apex.rank_state import Rung
+from apex.topology import Topology
+from learner.checkpoints import Checkpoints
+from learner.record import Record
+
+_STARTS_S = 120.0  # importing and making environments, before the first report
+_LONG_LOOK_S = 1.0  # the learner itself was held up: that time is nobody's silence
+
+
+class Company:
+    """Hears who is lost and who is silent, and has them replaced; told of reports by :meth:`heard`."""
+
+    def __init__(self, config: Config, topology: Topology, port: LearnerPort, counters: Counters, record: Record, checkpoints: Checkpoints):
+        self.config, self.topology, self.port, self.counters, self.record = config, topology, port, counters, record
+        self.checkpoints = checkpoints
+        self._acting = range(topology.evaluator_rank, topology.size)
+        now = time.monotonic()
+        self._silent_at = dict.fromkeys(self._acting, now + _STARTS_S)  # when each has been silent for too long
+        self._looked, self._was_stopping = now, False
+        self._replacements = dict.fromkeys(self._acting, 0)
+        self._rungs: dict[int, Rung] = {}  # still to be told
+
+    def heard(self, role: str, index: int) -> None:
+        """A report of a rank has come."""
+        rank = self.topology.rank(role, index)
+        if rank in self._silent_at:
+            self._silent_at[rank] = time.monotonic() + self.config.run.silence_s
+
+    def step(self) -> None:
+        """Do what there is to be done."""
+        for change in self.port.poll_changes():
+            self._take(change)
+        self._judge_silence(time.monotonic())
+        for rank, rung in list(self._rungs.items()):
+            if self.checkpoints.tell(rank, rung.words()):
+                del self._rungs[rank]
+
+    def _take(self, change: Change) -> None:
+        if change.what == LOST:
+            self._lose(change.rank, change.why)
+        elif change.what == REPLACED:
+            self.counters.add("actors_replaced")
+            self.checkpoints.join(change.rank)
+            self._silent_at[change.rank] = time.monotonic() + _STARTS_S
+            self._say(f"a new process is {self.topology.name(change.rank)}")
+        else:
+            self._say(f"{self.topology.name(change.rank)} is not replaced: {change.why}")
+            self._share_out_the_ladder()
+
+    def _lose(self, rank: int, why: str) -> None:
+        name, most = self.topology.name(rank), self.config.run.max_replacements
+        self.counters.add("actors_lost")
+        self.checkpoints.lose(rank)
+        self._silent_at.pop(rank, None)
+        self._rungs.pop(rank, None)
+        if self.port.stopping:
+            self._say(f"{name} was lost while the run ended: {why}")
+            return
+        self._replacements[rank] += 1
+        if self._replacements[rank] > most:
+            raise RuntimeError(f"{name} was lost once more ({why}) after {most} replacements (run.max_replacements)")
+        self._say(f"{name} was lost: {why}; a new process is started in its place ({self._replacements[rank]} of {most})")
+        self.port.replace(rank, self._about(rank))
+
+    def _about(self, rank: int) -> dict:
+        """Return what a new process begins with: counters, and a number that no other in its place has had."""
+        role, index = self.topology.role(rank)
+        life = 1 + int(self.counters["actors_lost"]) + (int(self.counters["learner_steps"]) << 20)
+        return {"life": life, "counters": self.record.hub.reports(role)[index].tolist(), "folder": str(self.record.folder.path)}
+
+    def _judge_silence(self, now: float) -> None:
+        held_up, self._looked = now - self._looked, now
+        stops = self.port.stopping and not self._was_stopping
+        self._was_stopping = self.port.stopping
+        for rank in self._silent_at:
+            if held_up > _LONG_LOOK_S:
+                self._silent_at[rank] += held_up
+            if stops:
+                self._silent_at[rank] = now + min(self.config.run.silence_s, self.config.run.drain_s / 2)
+        awaited = self.port.awaited() if self.port.stopping else self._silent_at.keys()
+        for rank in [rank for rank in awaited if self._silent_at.get(rank, now) < now]:
+            self._silent_at[rank] = now + self.config.run.silence_s
+            done = "its process is ended" if self.port.kill(rank) else "there is no way to end its process"
+            self._say(f"{self.topology.name(rank)} has been silent for {self.config.run.silence_s:g} s (run.silence_s): {done}")
+
+    def _share_out_the_ladder(self) -> None:
+        """Give the actors that are there the whole ladder: no part of it stays without one."""
+        there = [rank for rank in self.topology.actor_ranks if rank in self._silent_at]
+        self._rungs = {rank: Rung(position, len(there)) for position, rank in enumerate(there)}
+
+    def _say(self, text: str) -> None:
+        print(f"apex: {text}", file=sys.stderr, flush=True)
