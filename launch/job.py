@@ -128,8 +128,8 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
     status, result = 128 - status if status < 0 else status, folder.result()
     if result is None:
         status = status or 1
-    elif config.run.tolerate == "actors" and result["status"] == 0 and folder.error() is None:
-        status = 0  # the launcher's own is that of the first rank that was lost
+    elif config.run.tolerate == "actors":  # the launcher's own is that of the first rank that was lost
+        status = result["status"] if folder.error() is None else status or 1
     if status:
         write_error_result(folder, config, topology, preset, status)
     view.conclude(folder)

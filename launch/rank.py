@@ -36,8 +36,9 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.about["folder"])))
     failure = _Failure(config, topology, comm.rank, preset)
     try:
-        if config.run.tolerate == "actors":
-            worlds.check_tolerance()
+        refusal = _attempt(worlds.check_tolerance)[0] if config.run.tolerate == "actors" else None
+        if refusal is not None:
+            return _refuse(comm.rank, refusal)
         refusal, spec, path, checkpoint = _agree_to_start(comm, config, topology, preset, resumed)
         if refusal is not None:
             return _refuse(comm.rank, refusal)

@@ -1,6 +1,5 @@
 """How runs end: by a limit, by a signal, by an exception, by a kill; never by hanging, and leaving no process behind."""
 
-import json
 import os
 import re
 import signal
@@ -20,45 +19,6 @@ TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
 STARTS_S, ENDS_S, FAILS_S = 60, 30, 10
 ACTOR_RANK = 3
-
-# Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or one rank start late.
-SITECUSTOMIZE = """
-import importlib.abc, importlib.util, json, os, sys, threading, time
-
-fault = json.loads(os.environ.get("FAULT", "{}"))
-
-def fail():
-    with open(fault["file"], "w") as file:
-        file.write(str(time.time()))
-    if fault["how"] == "hangs":
-        time.sleep(1000)
-    raise RuntimeError("injected")
-
-def patch(module):
-    cls, calls = getattr(module, fault["cls"]), [0]
-    whole = getattr(cls, fault["method"])
-    def method(self, *args):
-        calls[0] += 1
-        if calls[0] == fault["after"]:
-            threading.Thread(target=fail).start() if fault["how"] == "raises in a thread" else fail()
-        return whole(self, *args)
-    setattr(cls, fault["method"], method)
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == fault["module"]:
-            sys.meta_path.remove(self)
-            spec = importlib.util.find_spec(name)
-            load = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (load(module), patch(module))
-            return spec
-
-if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("APEX_RANK")) == fault.get("rank"):
-    time.sleep(fault.get("late_s", 0))
-    if "module" in fault:
-        sys.meta_path.insert(0, Finder())
-"""
-
 
 def settings(directory, **more) -> list[str]:
     """Return the arguments of a small run in ``directory``."""
@@ -90,24 +50,6 @@ def launched(train):
         return [*LAUNCHERS[run[run.index("--transport") + 1]](ranks), *run]
 
     return command
-
-
-@pytest.fixture
-def injected(tmp_path):
-    """The file that holds when the injected fault happened, once it has."""
-    return tmp_path / "injected"
-
-
-@pytest.fixture
-def inject(tmp_path, injected):
-    """Return ``inject(rank, ...) -> env`` of a job in which a rank fails; see ``SITECUSTOMIZE``."""
-
-    def env_of(rank: int, **fault) -> dict[str, str]:
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        return {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "FAULT": json.dumps({"rank": str(rank), "file": str(injected), **fault})}
-
-    return env_of
 
 
 def folder_of(directory) -> RunFolder:

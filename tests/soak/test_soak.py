@@ -97,7 +97,8 @@ def test_no_rank_of_a_long_run_grows_and_the_counters_of_both_ends_agree(start, 
     ended = job.wait(ENDS_S)
     assert ended.returncode == 0, ended.stderr[-3000:]
     trends = {topology.name(rank): trend(samples[:, 0], samples[:, 1 + rank]) for rank in range(topology.size)}
-    totals = _totals(counters, topology.size)
+    totals = totals_of(counters)
+    assert len(list(counters.iterdir())) == topology.size, "every rank tells"
     with capsys.disabled():
         print(f"\n{PRESET} over {transport}, {SECONDS} s once replay is full\n{_table(trends)}\n{_lines(totals)}")
     assert not {name: t for name, t in trends.items() if t.rise > t.allowed}
@@ -111,8 +112,13 @@ def _run(transport: str, directory: Path) -> tuple:
         config = configuration.load(PRESET, [*overrides, f"run.transport={transport}"])
     except configuration.ConfigError as error:
         pytest.fail(str(error), pytrace=False)
+    return config, command_of(transport, overrides)
+
+
+def command_of(transport: str, overrides: list[str]) -> list[str]:
+    """Return the command of a run."""
     settings = [text for value in overrides for text in ("--set", value)]
-    return config, [sys.executable, "-m", "launch.main", "train", PRESET, "--transport", transport, *settings]
+    return [sys.executable, "-m", "launch.main", "train", PRESET, "--transport", transport, *settings]
 
 
 def _until_warm(job, directory: Path) -> RunFolder:
@@ -139,10 +145,9 @@ def _sample(job, pids: list[int]) -> np.ndarray:
     return np.array(rows)
 
 
-def _totals(folder: Path, ranks: int) -> dict[str, dict[str, float]]:
+def totals_of(folder: Path) -> dict[str, dict[str, float]]:
     """Return role -> counter -> value, summed over the ranks of the role, as each counted at its end."""
     told = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    assert len(told) == ranks, "every rank tells"
     totals = defaultdict(lambda: defaultdict(float))
     for values in told:
         role = values.pop("role")

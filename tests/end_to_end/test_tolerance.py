@@ -1,0 +1,178 @@
+"""``--tolerate actors``: acting processes that are killed, raise or hang are replaced, and the run goes on; over both transports."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from apex import checkpoint_files
+from apex.run_folder import RunFolder
+from launch.mpirun import find_mpirun
+
+TRAIN = [sys.executable, "-m", "launch.main", "train"]
+SMALL = {
+    "run.log_period_s": 0.2, "run.stop_at_target": "false", "run.max_learner_steps": 1_000_000, "actor.count": 2, "evaluator.episodes": 2,
+    "evaluator.period": 100, "replay.min_size": 200, "learner.batch_size": 16, "learner.checkpoint_period": 200,
+}  # fmt: skip
+LEARNER, REPLAY, EVALUATOR, ACTOR, OTHER_ACTOR = range(5)
+SILENCE_S = 5
+HAPPENS_S, ENDS_S, FAILS_S = 120, 60, 10
+
+
+class Run:
+    """A run of two actors over a transport, which tolerates their loss."""
+
+    def __init__(self, start, directory, transport):
+        self.start, self.directory, self.transport = start, directory, transport
+
+    def command(self, *arguments, **more) -> list:
+        values = SMALL | {"run.directory": self.directory} | {name.replace("__", "."): value for name, value in more.items()}
+        settings = [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
+        return [*TRAIN, *(arguments or ["cartpole"]), "--transport", self.transport, "--tolerate", "actors", *settings]
+
+    def begin(self, *arguments, env=None, **more) -> None:
+        """Start it, and wait until it learns."""
+        self.job = self.start(self.command(*arguments, **more), env)
+        if arguments:
+            self.until(lambda: "resuming at" in (self.job.folder / "stdout").read_text(), "a run that is resumed")
+        self.until(lambda: self.row("learner_steps") > 0, "the first learner step")
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.directory / "latest")
+
+    def row(self, name: str) -> int:
+        """Return a count of the last row of the log, 0 while there is none."""
+        rows = self.folder.rows()
+        return rows[-1][name] if rows else 0
+
+    def until(self, holds, what: str) -> None:
+        self.job.wait_until(holds, HAPPENS_S, what)
+
+    def lose(self, number: signal.Signals, *ranks: int) -> None:
+        """Send a signal to the processes that ranks have from the start."""
+        for pid in [self.job.rank(rank) for rank in ranks]:
+            os.kill(pid, number)
+
+    def until_replaced(self, count: int) -> None:
+        """Wait until so many have been replaced, and all acting ranks send and evaluate again."""
+        self.until(lambda: (self.row("actors_lost"), self.row("actors_replaced")) == (count, count), f"replacement {count}")
+        for name, more in (("agent_steps", 2000), ("evaluations", 2), ("learner_steps", 50)):
+            least = self.row(name) + more
+            self.until(lambda name=name, least=least: self.row(name) >= least, f"more {name}")
+
+    def end(self, reason: str = "signal"):
+        """End it by Ctrl-C; check that it ended as a run should."""
+        if reason == "signal":
+            self.job.process.send_signal(signal.SIGINT)
+        ended = self.job.wait(ENDS_S)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        result = self.folder.result()
+        assert (result["reason"], result["status"]) == (reason, 0)
+        assert self.folder.error() is None
+        return ended
+
+
+@pytest.fixture(params=["mpi", "zmq"])
+def run(request, start, tmp_path):
+    return Run(start, tmp_path / "runs", request.param)
+
+
+def check_failed(run, ended, line: str) -> None:
+    """Check that a run failed with one line that says why, and with a checkpoint to go on from."""
+    assert ended.returncode not in (0, 2)
+    assert (run.folder.result()["reason"], run.folder.result()["status"] != 0) == ("error", True)
+    assert line in ended.stderr
+    checkpoint_files.verify(checkpoint_files.whole(run.folder.checkpoints)[0])
+    assert f"apex train --resume {run.folder.path.resolve()}" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_actors_and_evaluator_that_are_killed_or_stopped_are_replaced_and_what_they_counted_stays(run):
+    run.begin(run__silence_s=SILENCE_S)
+    run.lose(signal.SIGKILL, ACTOR)
+    run.until_replaced(1)
+    run.lose(signal.SIGKILL, EVALUATOR)
+    run.until_replaced(2)
+    run.lose(signal.SIGSTOP, OTHER_ACTOR)
+    run.until_replaced(3)
+    ended = run.end()
+    for name, why in (("actor 0 (rank 3)", ""), ("evaluator (rank 2)", ""), ("actor 1 (rank 4)", f"has been silent for {SILENCE_S} s")):
+        assert f"apex: {name} was lost: its process has ended; a new process is started in its place (1 of 10)" in ended.stderr
+        assert f"apex: a new process is {name}\n" in ended.stderr
+        assert f"apex: {name} {why}" in ended.stderr
+    assert "prterun" not in ended.stderr and "lost 3, replaced 3" in ended.stdout
+    rows = run.folder.rows()
+    for name in ("agent_steps", "transitions", "episodes", "evaluations", "learner_steps"):
+        counts = [row[name] for row in rows]
+        assert counts == sorted(counts), f"{name} runs backwards"
+
+
+def test_all_actors_lost_at_once_are_replaced(run):
+    run.begin()
+    run.lose(signal.SIGKILL, ACTOR, OTHER_ACTOR)
+    run.until_replaced(2)
+    run.end()
+
+
+def test_an_actor_that_raises_tells_why_and_is_replaced(run, inject):
+    fault = inject(ACTOR, module="actors.actor", cls="Actor", method="_step", how="raises", after=200)
+    run.begin(env=fault)
+    run.until(lambda: run.row("actors_lost") >= 1, "the loss")
+    # Over ZeroMQ the next process of the rank has the fault too, and is lost in its turn.
+    run.until(lambda: run.row("actors_replaced") >= 1, "the replacement")
+    told = run.end().stderr
+    assert "actor 0 (rank 3) failed:" in told and "RuntimeError: injected" in told
+
+
+def test_an_actor_that_is_lost_once_too_often_ends_the_run(run):
+    run.begin(run__max_replacements=0)
+    run.until(lambda: checkpoint_files.whole(run.folder.checkpoints), "a checkpoint")
+    run.lose(signal.SIGKILL, ACTOR)
+    ended = run.job.wait(ENDS_S)
+    check_failed(run, ended, "actor 0 (rank 3) was lost once more (its process has ended) after 0 replacements (run.max_replacements)")
+
+
+@pytest.mark.parametrize("rank, name", [(LEARNER, "learner (rank 0)"), (REPLAY, "replay 0 (rank 1)")], ids=["learner", "replay"])
+def test_the_loss_of_learner_or_replay_ends_the_job_with_a_checkpoint_from_which_it_is_resumed(run, rank, name):
+    run.begin()
+    run.until(lambda: checkpoint_files.whole(run.folder.checkpoints), "a checkpoint")
+    run.lose(signal.SIGKILL, rank)
+    ended = run.job.wait(FAILS_S * 3)
+    lost = {"mpi": f"apex: {name} was lost, without which the run cannot go on", "zmq": f"apex: rank {rank} was ended by SIGKILL"}
+    check_failed(run, ended, lost[run.transport])
+    steps = checkpoint_files.steps_of(checkpoint_files.whole(run.folder.checkpoints)[0])
+    run.begin("--resume", str(run.directory / "latest"))
+    run.until(lambda: run.row("learner_steps") > steps, "steps after the checkpoint")
+    run.end()
+
+
+def test_an_actor_that_is_stopped_while_the_run_ends_is_ended_and_the_run_ends_well(run):
+    run.begin(run__drain_s=10)
+    run.lose(signal.SIGSTOP, ACTOR)
+    told = run.end().stderr
+    assert "actor 0 (rank 3) has been silent" in told and "actor 0 (rank 3) was lost" in told
+
+
+def test_a_run_that_lost_actors_is_resumed_with_what_they_counted(run):
+    run.begin()
+    run.lose(signal.SIGKILL, ACTOR)
+    run.until_replaced(1)
+    run.end()
+    before = run.folder.rows()[-1]
+    run.begin("--resume", str(run.directory / "latest"))
+    run.until(lambda: run.row("learner_steps") > before["learner_steps"], "steps after the checkpoint")
+    assert run.row("actors_lost") == 1 and run.row("agent_steps") >= before["agent_steps"]
+    run.lose(signal.SIGKILL, OTHER_ACTOR)
+    run.until_replaced(2)
+    run.end()
+
+
+def test_an_mpirun_that_outlives_no_rank_is_refused_in_one_line(start, tmp_path):
+    run = Run(start, tmp_path / "runs", "mpi")
+    ended = start([find_mpirun(), "-n", 5, *run.command()]).wait(ENDS_S)
+    assert ended.returncode == 2 and not run.directory.exists()
+    told = [line for line in ended.stderr.splitlines() if line.startswith("apex: ")]
+    assert len(told) == 1 and "run.tolerate = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`" in told[0]

@@ -1,0 +1,182 @@
+"""Who is lost, who is silent, and who takes which place on the ladder. The ports are made here; ``test_tolerance`` has real ones."""
+
+import numpy as np
+import pytest
+
+from actors.actor import Actor
+from actors.exploration import actor_epsilons
+from apex.checkpoint_files import Announcement
+from apex.config import load
+from apex.envs import env_spec
+from apex.metrics import Counters, Hub
+from apex.ports import LOST, NOT_REPLACED, REPLACED, Change
+from apex.rank_state import Rung
+from apex.schema import aligned_bytes
+from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
+from learner import company
+from learner.company import Company
+
+TOPOLOGY = Topology(6, 1)  # three actors, of ranks 3 to 5
+CONFIG = load("cartpole", ["run.tolerate=actors", "run.silence_s=10", "run.drain_s=8", "run.max_replacements=2"])
+
+
+class Port:
+    stopping, about = False, None
+
+    def __init__(self):
+        self.changes, self.replaced, self.killed, self.left = [], [], [], set()
+
+    def poll_changes(self):
+        changes, self.changes = self.changes, []
+        return changes
+
+    def replace(self, rank, about):
+        self.replaced.append((rank, about))
+
+    def kill(self, rank):
+        self.killed.append(rank)
+        return True
+
+    def awaited(self):
+        return self.left
+
+
+class Checkpoints:
+    def __init__(self):
+        self.owing, self.absent, self.told = set(), set(), {}
+
+    def lose(self, rank):
+        self.absent.add(rank)
+
+    def join(self, rank):
+        self.absent.discard(rank)
+
+    def tell(self, rank, words):
+        if rank not in self.owing:
+            self.told[rank] = words
+        return rank not in self.owing
+
+
+class Record:
+    def __init__(self, path):
+        self.hub, self.folder = Hub(3, 1), type("Folder", (), {"path": path})
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(company, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def it(tmp_path, clock):
+    return Company(CONFIG, TOPOLOGY, Port(), Counters(LEARNER), Record(tmp_path), Checkpoints())
+
+
+def let_pass(it, clock, seconds: float) -> None:
+    """Step as a learner does, twice a second."""
+    for _ in range(int(2 * seconds)):
+        clock.now += 0.5
+        it.step()
+
+
+def test_a_new_process_begins_with_the_last_counters_of_the_old_one_and_with_a_number_of_its_own(it):
+    vector = Counters(ACTOR).vector() + 7
+    it.record.hub.update(ACTOR, 1, vector)
+    for _ in range(2):
+        it.port.changes = [Change(4, LOST, "killed")]
+        it.step()
+    (rank, first), (_, second) = it.port.replaced
+    assert rank == 4 and first["counters"] == vector.tolist() and first["folder"] == str(it.record.folder.path)
+    assert first["life"] != second["life"]
+    assert it.counters["actors_lost"] == 2 and it.checkpoints.absent == {4}
+    it.port.changes = [Change(4, REPLACED, "")]
+    it.step()
+    assert it.counters["actors_replaced"] == 1 and it.checkpoints.absent == set()
+
+
+def test_the_third_loss_of_one_rank_ends_the_run_and_those_of_others_do_not_count(it):
+    it.port.changes = [Change(rank, LOST, "killed") for rank in (4, 4, 3, 3, 5)]
+    it.step()
+    it.port.changes = [Change(4, LOST, "killed")]
+    with pytest.raises(RuntimeError, match=r"actor 1 \(rank 4\) was lost once more .* after 2 replacements \(run.max_replacements\)"):
+        it.step()
+
+
+def test_who_sends_no_report_for_too_long_is_ended_and_nobody_else(it, clock):
+    for _ in range(40):
+        for role, index in ((ACTOR, 0), (ACTOR, 2), (EVALUATOR, 0)):
+            it.heard(role, index)
+        it.heard(ACTOR, 1) if clock.now < 1004 else None
+        let_pass(it, clock, 0.5)
+    assert set(it.port.killed) == {4}
+
+
+def test_nobody_is_silent_while_the_learner_itself_was_held_up(it, clock):
+    for rank in range(3):
+        it.heard(ACTOR, rank)
+    it.heard(EVALUATOR, 0)
+    clock.now += 60.0
+    it.step()
+    assert it.port.killed == []
+    let_pass(it, clock, 11.0)
+    assert sorted(it.port.killed) == [2, 3, 4, 5]
+
+
+def test_a_process_that_still_starts_is_given_time(it, clock):
+    let_pass(it, clock, 100.0)
+    assert it.port.killed == []
+    let_pass(it, clock, 25.0)
+    assert sorted(it.port.killed) == [2, 3, 4, 5]
+
+
+def test_while_the_run_ends_only_who_is_awaited_is_ended_in_time_and_nobody_is_replaced(it, clock):
+    it.port.stopping, it.port.left = True, {1, 4}
+    let_pass(it, clock, 5.0)
+    assert it.port.killed == [4]
+    it.port.changes = [Change(4, LOST, "killed")]
+    it.step()
+    assert it.port.replaced == []
+
+
+def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladder(it):
+    it.checkpoints.owing = {5}
+    it.port.changes = [Change(4, LOST, "killed"), Change(4, NOT_REPLACED, "no slots")]
+    it.step()
+    assert set(it.checkpoints.told) == {3}
+    it.checkpoints.owing = set()
+    it.step()
+    rungs = {rank: Rung.of(Announcement.of(words)) for rank, words in it.checkpoints.told.items()}
+    assert rungs == {3: Rung(0, 2), 5: Rung(1, 2)}
+    whole = np.concatenate([actor_epsilons(CONFIG.actor, *rung) for rung in rungs.values()])
+    ladder = np.concatenate([actor_epsilons(CONFIG.actor, index, 3) for index in range(3)])
+    assert (whole[0], whole[-1]) == (ladder[0], ladder[-1])
+
+
+def test_an_actor_explores_from_its_new_place_on_and_answers():
+    answers, rung = [], Rung(1, 2)
+    port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "answer": staticmethod(answers.append)})
+    actor = Actor(CONFIG, env_spec(CONFIG.env), port, 2, 3)
+    actor.heed(Announcement.of(rung.words()))
+    assert (actor.epsilons == actor_epsilons(CONFIG.actor, 1, 2)).all() and len(answers) == 1
+    actor.close()
+
+
+def test_a_new_process_explores_and_resets_otherwise_than_the_one_before(tmp_path):
+    seeds = []
+    for life in (0, 1, 2):
+        about = {"life": life, "counters": (Counters(ACTOR).vector() + life).tolist()}
+        port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "about": about})
+        actor = Actor(CONFIG, env_spec(CONFIG.env), port, 2, 3)
+        seeds.append((actor.env_seed, actor.rng.random()))
+        assert actor.counters["agent_steps"] == life
+        actor.close()
+    assert len({env for env, _ in seeds}) == len({draw for _, draw in seeds}) == 3
