@@ -2,7 +2,9 @@
 # make test             run every test
 # make test-slurm       run the job scripts on a real SLURM, started here for the purpose (needs root and its packages)
 # make test-hosts       run the tests between two hosts, made on this machine (needs root and iproute2)
-# make soak             train for ten minutes over each transport and watch the memory (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
+# make soak             train for ten minutes over each transport and watch the memory, then as long with actors killed at random
+#                       (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
+# make figures          run the tests that measure endings, kills, resumes and fuzz, and print what they measured
 # make native           build the C part
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers
 # make lint             check style
@@ -14,6 +16,8 @@ PRESET ?= cartpole
 ARGS ?=
 SECONDS ?= 600
 TRANSPORTS ?= mpi zmq
+MEASURED = tests/end_to_end/test_endings.py tests/end_to_end/test_resume.py tests/end_to_end/test_tolerance.py tests/fuzz \
+	tests/mpi/test_mpi_ports.py tests/zmq/test_zmq_ports.py
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 READY = .venv/.ready
@@ -45,6 +49,11 @@ soak: $(READY) native
 	@test "$(SECONDS)" -ge 20 2>/dev/null || $(call refuse,SECONDS=$(SECONDS) is no whole number of seconds from 20 up; try make soak SECONDS=60)
 	@SOAK_SECONDS="$(SECONDS)" SOAK_TRANSPORTS="$(TRANSPORTS)" SOAK_PRESET="$(PRESET)" $(BIN)/python -m pytest tests/soak $(ARGS)
 
+figures: $(READY) native
+	@rm -f .figures.jsonl
+	@FIGURES=$(CURDIR)/.figures.jsonl $(BIN)/python -m pytest -q $(or $(ARGS),$(MEASURED))
+	@$(BIN)/python tests/figures.py .figures.jsonl
+
 native:
 	@$(NEED_COMPILER)
 	@$(NEED_PYTHON)
@@ -70,4 +79,4 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(PIP) --editable ".[mpi,test]"
 	@touch $(READY)
 
-.PHONY: train test test-hosts test-slurm soak native test-native lint clean
+.PHONY: train test test-hosts test-slurm soak figures native test-native lint clean

@@ -1,6 +1,7 @@
 """What all tests share: MPI jobs and `apex` commands as jobs of their own, watched and cleaned up."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -129,6 +130,21 @@ class Job:
 def _clean_environment() -> dict[str, str]:
     outer = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     return ENVIRONMENT | outer | {"PYTHONPATH": f"{ROOT}:{CONFORMANCE}", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def figure():
+    """Return ``figure(what, value)``: notes something measured as a line of the file that FIGURES names, if it does.
+
+    ``make figures`` runs the tests that measure something, and prints a table of it.
+    """
+
+    def note(what: str, value: float) -> None:
+        if "FIGURES" in os.environ:
+            with open(os.environ["FIGURES"], "a") as file:
+                file.write(json.dumps([what, value]) + "\n")
+
+    return note
 
 
 @pytest.fixture

@@ -77,6 +77,11 @@ def launcher_of(job) -> int | None:
     return next((pid for pid, line in job.processes().items() if "prterun" in line.split(" ")[0] or "-m launch.spawn" in line), None)
 
 
+def ended_over(command: list) -> str:
+    """Return the transport of a command."""
+    return command[command.index("--transport") + 1]
+
+
 def check_orderly(directory, ended, reason: str) -> dict:
     """Check that a run ended as a run should; return its result."""
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -95,11 +100,13 @@ class TestSignals:
         [*(("mpi", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)), ("zmq", signal.SIGINT)],
         indirect=["train"], ids=lambda value: getattr(value, "name", value),
     )  # fmt: skip
-    def test_a_signal_to_the_launcher_ends_the_run_in_order(self, start, directory, train, number):
+    def test_a_signal_to_the_launcher_ends_the_run_in_order(self, start, directory, train, number, figure):
         job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         job.process.send_signal(number)
+        sent = time.monotonic()
         ended = job.wait(ENDS_S)
+        figure(f"s from a signal to the end of a run, last checkpoint included, {ended_over(train())}", time.monotonic() - sent)
         assert check_orderly(directory, ended, "signal")["learner_steps"] > 0
         assert f"apex: {number.name}: ending the run" in ended.stderr
         assert "apex: ended by signal" in ended.stdout
@@ -192,12 +199,14 @@ class TestFailures:
         indirect=["train"], ids=[f"{over}-{fault}" for over in ("mpi", "zmq") for fault in FAULTS][:-1],
     )  # fmt: skip
     def test_an_exception_ends_the_job_with_its_traceback_last(
-        self, start, directory, train, inject, injected, rank, module, cls, method, how, name
+        self, start, directory, train, inject, injected, figure, rank, module, cls, method, how, name
     ):
         job = start(train(), inject(rank, module=module, cls=cls, method=method, how=how, after=20))
         job.wait_until(injected.exists, STARTS_S, "the injected exception")
         ended = job.wait(ENDS_S)
-        assert time.time() - float(injected.read_text()) < FAILS_S
+        took = time.time() - float(injected.read_text())
+        figure(f"s from an exception in a rank to the end of the job, {ended_over(train())}", took)
+        assert took < FAILS_S
         check_failed(directory, ended)
         told = ended.stderr[ended.stderr.index(f"{name} failed:") :]
         assert "Traceback" in told

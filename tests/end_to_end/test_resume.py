@@ -100,7 +100,7 @@ CHANGES = [{}, {"actor__count": 2}, {"replay__ranks": 2}, {"actor__count": 1, "r
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("transport, kills", [("mpi", 8), ("zmq", 6)])
-def test_a_job_killed_at_random_moments_goes_on_from_its_last_checkpoint(start, tmp_path, transport, kills):
+def test_a_job_killed_at_random_moments_goes_on_from_its_last_checkpoint(start, tmp_path, figure, transport, kills):
     runs, rng = Runs(start, tmp_path / "runs", transport), random.Random(transport)
     changes, before = {}, -1
     for kill in range(kills):
@@ -122,6 +122,7 @@ def test_a_job_killed_at_random_moments_goes_on_from_its_last_checkpoint(start, 
     check_log(runs.folder)
     assert runs.folder.rows()[-1]["agent_steps"] > 0
     assert not list(runs.folder.checkpoints.glob(".*"))
+    figure(f"kills of a whole job resumed from, its tree equal to the last bit, {transport}", kills)
 
 
 def last_state(folder: RunFolder, steps: int) -> list[bytes]:
@@ -140,7 +141,7 @@ def last_state(folder: RunFolder, steps: int) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_was_not(start, tmp_path):
+def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_was_not(start, tmp_path, figure):
     steps, rng = 700, random.Random("local")
     whole, killed = (Runs(start, tmp_path / name, "local") for name in ("whole", "killed"))
     assert whole.begin(run__max_learner_steps=steps).wait(ENDS_S).returncode == 0
@@ -158,6 +159,7 @@ def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_w
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "every environment goes on where it was" in ended.stdout
     assert last_state(killed.folder, steps) == last_state(whole.folder, steps)
+    figure("kills of a whole job resumed from, the run's end equal to the last bit, local", kills)
 
 
 @pytest.mark.timeout(900)

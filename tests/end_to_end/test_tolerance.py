@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -23,8 +24,8 @@ HAPPENS_S, ENDS_S, FAILS_S = 120, 60, 10
 class Run:
     """A run of two actors over a transport, which tolerates their loss."""
 
-    def __init__(self, start, directory, transport):
-        self.start, self.directory, self.transport = start, directory, transport
+    def __init__(self, start, directory, transport, figure=None):
+        self.start, self.directory, self.transport, self.figure = start, directory, transport, figure
 
     def command(self, *arguments, **more) -> list:
         values = SMALL | {"run.directory": self.directory} | {name.replace("__", "."): value for name, value in more.items()}
@@ -54,10 +55,12 @@ class Run:
         """Send a signal to the processes that ranks have from the start."""
         for pid in [self.job.rank(rank) for rank in ranks]:
             os.kill(pid, number)
+        self.signal, self.since = number, time.monotonic()
 
     def until_replaced(self, count: int) -> None:
         """Wait until so many have been replaced, and all acting ranks send and evaluate again."""
         self.until(lambda: (self.row("actors_lost"), self.row("actors_replaced")) == (count, count), f"replacement {count}")
+        self.figure(f"s from {self.signal.name} of an acting rank until it is replaced, {self.transport}", time.monotonic() - self.since)
         for name, more in (("agent_steps", 2000), ("evaluations", 2), ("learner_steps", 50)):
             least = self.row(name) + more
             self.until(lambda name=name, least=least: self.row(name) >= least, f"more {name}")
@@ -75,8 +78,8 @@ class Run:
 
 
 @pytest.fixture(params=["mpi", "zmq"])
-def run(request, start, tmp_path):
-    return Run(start, tmp_path / "runs", request.param)
+def run(request, start, tmp_path, figure):
+    return Run(start, tmp_path / "runs", request.param, figure)
 
 
 def check_failed(run, ended, line: str) -> None:
@@ -141,6 +144,7 @@ def test_the_loss_of_learner_or_replay_ends_the_job_with_a_checkpoint_from_which
     run.until(lambda: checkpoint_files.whole(run.folder.checkpoints), "a checkpoint")
     run.lose(signal.SIGKILL, rank)
     ended = run.job.wait(FAILS_S * 3)
+    run.figure(f"s from the loss of learner or replay to the end of the job, {run.transport}", time.monotonic() - run.since)
     lost = {"mpi": f"apex: {name} was lost, without which the run cannot go on", "zmq": f"apex: rank {rank} was ended by SIGKILL"}
     check_failed(run, ended, lost[run.transport])
     steps = checkpoint_files.steps_of(checkpoint_files.whole(run.folder.checkpoints)[0])
