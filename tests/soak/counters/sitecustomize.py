@@ -49,7 +49,7 @@ def _tell_what_is_sent(module) -> None:
 def _shared_floats(count: int):
     """Return float64 numbers that are a file too, whatever becomes of this process."""
     path = Path(os.environ["SENT_FOLDER"], str(os.getpid()))
-    aside = path.with_name(f"../{path.name}.new")
+    aside = path.parent.parent / f"{path.name}.new"
     aside.write_bytes(bytes(8 * count))
     with open(aside, "r+b") as file:
         floats = memoryview(mmap.mmap(file.fileno(), 8 * count)).cast("d")
