@@ -23,7 +23,7 @@ from apex import checkpoint, checkpoint_files
 from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config, to_tables
 from apex.ports import LearnerPort
-from apex.topology import ACTOR, LEARNER, REPLAY, Topology
+from apex.topology import LEARNER, Topology
 
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
@@ -188,8 +188,7 @@ class Checkpoints:
         return set(self.topology.replay_ranks_range)
 
     def _rank(self, role: str, index: int) -> int:
-        ranks = {REPLAY: self.topology.replay_ranks_range, ACTOR: self.topology.actor_ranks}
-        return ranks[role][index] if role in ranks else self.topology.evaluator_rank
+        return self.topology.rank(role, index)
 
 
 def to_cpu(value):
