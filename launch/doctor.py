@@ -154,10 +154,8 @@ def _start(config: Config | None, ranks: int, variables: dict[str, str], argumen
         launcher, environment = (spawn.launcher(ranks), job.ENVIRONMENT) if over_zmq else (mpirun.launcher(ranks), mpirun.ENVIRONMENT)
     except ConfigError as error:  # no mpirun
         return str(error)
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
-        [*launcher, *job.python("launch.main"), *arguments], env=environment | os.environ | variables | {"PYTHONPATH": path},
+        [*launcher, *job.python("launch.main"), *arguments], env=job.environment_for(environment) | variables,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         preexec_fn=lambda: spawn.end_with_parent(signal.SIGTERM),
     )  # fmt: skip
