@@ -80,12 +80,12 @@ class TestWorldsThatAreNone:
 class TestEndings:
     def test_ranks_that_are_killed_leave_no_shared_memory_behind(self, start):
         job = start([sys.executable, *DOCTOR, "cartpole"])  # with a preset to look at, its ranks live for seconds
-        job.wait_until(lambda: left_in(f"apex-mpi-{job.process.pid}-*/*"), LOOKS_S, "shared memory of the ranks")
+        job.wait_until(lambda: left_in(f"apex-segments-{job.process.pid}-*/*"), LOOKS_S, "shared memory of the ranks")
         for pid in [job.rank(rank) for rank in range(4)]:
             with contextlib.suppress(ProcessLookupError):  # mpirun was first
                 os.kill(pid, signal.SIGKILL)
         check_wrong(job.wait(LOOKS_S), "world", "ended with status")
-        assert left_in(f"apex-mpi-{job.process.pid}-*") == []
+        assert left_in(f"apex-segments-{job.process.pid}-*") == []
 
 
 def left_in(pattern: str) -> list[Path]:
