@@ -70,6 +70,7 @@ class Evaluator(Role):
         if saved is not None:
             self.counters = Counters.from_vector(EVALUATOR, rank_state.counters(saved, EVALUATOR, 0, 1))
             self._from_steps = next(iter(rank_state.own(saved, EVALUATOR, 0)), 0)
+        self._restarts_before = self.counters["env_restarts"]
 
     def work(self) -> bool:
         """Make one vector step of the running evaluation, or report it, or ask for the next weights."""
@@ -87,11 +88,16 @@ class Evaluator(Role):
 
     def heed(self, announced: Announcement) -> None:
         """Answer with the counters and what is to be evaluated next."""
+        self.update_counters()
         self.port.answer(rank_state.reply(announced, self.counters, own=[self._from_steps]))
 
     def waiting_for(self) -> str | None:
         """Say what the evaluator waits for; between two evaluations it may wait for long."""
         return "the learner's first weights" if self.policy.param_version < 0 else None
+
+    def update_counters(self) -> None:
+        """Count the restarts of the environments, those of the run before a resumption too."""
+        self.counters.set("env_restarts", self._restarts_before + self._envs.restarts)
 
     def close(self) -> None:
         """Close the environments."""

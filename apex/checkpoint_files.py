@@ -23,6 +23,8 @@ import io
 import json
 import os
 import shutil
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +36,8 @@ from apex.ports import WORDS
 FORMAT = 2
 MANIFEST = "manifest.json"
 ROOM_LEFT_BYTES = 16 << 20  # a disk is not filled to the last byte: the log goes on
+PARTS_SEEN_S = 5.0  # a network file system may show what another host has written a moment later
+_LOOK_S = 0.05
 _READ_BYTES = 8 << 20
 
 
@@ -176,21 +180,33 @@ def check_room(folder: Path, nbytes: int, left: int = ROOM_LEFT_BYTES) -> None:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:.1f} MiB are needed and {free:.1f} MiB are free in {folder}")
 
 
-def seal(partial: Path, target: Path, about: dict) -> None:
-    """Make a folder in which all parts are finished the checkpoint ``target``; raises OSError.
+def seal(partial: Path, target: Path, about: dict, parts: Iterable[str]) -> None:
+    """Make a folder in which ``parts``, by name, are finished the checkpoint ``target``; raises OSError, naming a part that is missing.
 
     ``about`` becomes part of the manifest.
     """
-    files = {}
-    for path in sorted(partial.glob("*.json")):
-        text = path.read_bytes()
-        files |= json.loads(text)["files"] | {path.name: (len(text), hashlib.sha256(text).hexdigest())}
+    files, deadline = {}, time.monotonic() + PARTS_SEEN_S
+    for name in sorted(parts):
+        text = _read_part(partial, name, deadline)
+        files |= json.loads(text)["files"] | {f"{name}.json": (len(text), hashlib.sha256(text).hexdigest())}
     manifest = {"format": FORMAT, **about, "files": files}
     with NewFile(partial / MANIFEST) as file:
         file.write(json.dumps({"sha256": _digest(manifest), "manifest": manifest}, indent=1).encode())
     _flush_folder(partial)
     os.rename(partial, target)
     _flush_folder(target.parent)
+
+
+def _read_part(partial: Path, name: str, deadline: float) -> bytes:
+    """Return the text of a part that its rank has finished, as soon as it is seen here."""
+    while True:
+        try:
+            return (partial / f"{name}.json").read_bytes()
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise OSError(errno.ENOENT, f"its part {name} was written but is not seen in {partial}") from None
+        os.listdir(partial)  # has NFS look again
+        time.sleep(_LOOK_S)
 
 
 def verify(folder: Path) -> dict:

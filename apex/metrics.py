@@ -20,7 +20,7 @@ REPORT_FIELDS: dict[str, tuple[str, ...]] = {
         "learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version", "skipped_steps",
         "actors_lost", "actors_replaced",
     ),
-    "evaluator": ("evaluations", "eval_return", "eval_episodes", "eval_version", "wait_s"),
+    "evaluator": ("evaluations", "eval_return", "eval_episodes", "eval_version", "wait_s", "env_restarts"),
 }  # fmt: skip
 """Role -> names in its report, in order. The first of each is cumulative and never decreases."""
 
@@ -30,7 +30,7 @@ MAX_REPORT = max(len(names) for names in REPORT_FIELDS.values())
 # A measurement that has not been made yet is NaN, not 0: a loss of 0 would be news.
 _UNKNOWN_AT_FIRST = {"loss", "td_error", "q_value", "grad_norm", "staleness", "eval_return"}
 
-# Row key -> (role, report field), summed over the ranks of that role.
+# Row key -> (role, ..., report field), summed over the ranks of these roles.
 _WHOLE = {
     "learner_steps": ("learner", "learner_steps"),
     "agent_steps": ("actor", "agent_steps"),
@@ -43,7 +43,7 @@ _WHOLE = {
     "skipped_steps": ("learner", "skipped_steps"),
     "actors_lost": ("learner", "actors_lost"),
     "actors_replaced": ("learner", "actors_replaced"),
-    "env_restarts": ("actor", "env_restarts"),
+    "env_restarts": ("actor", "evaluator", "env_restarts"),
     "eval_episodes": ("evaluator", "eval_episodes"),
     "evaluations": ("evaluator", "evaluations"),
     "eval_version": ("evaluator", "eval_version"),
@@ -183,8 +183,9 @@ class Hub:
         drawn = _ratio(self._sum("replay", "sampled"), self._sum("replay", "inserted"), otherwise=0.0)
         return {"replay_fill": fill, "samples_per_insert": drawn}
 
-    def _sum(self, role: str, name: str) -> float:
-        return float(_column(self._reports, role, name).sum())
+    def _sum(self, *source: str) -> float:
+        *roles, name = source
+        return float(sum(_column(self._reports, role, name).sum() for role in roles))
 
 
 def _report(role: str, vector) -> np.ndarray:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 _GROUPS = {
-    "run": ("wall_s",),
+    "run": ("wall_s", "env_restarts"),
     "actor": (
         "agent_steps", "agent_steps_per_s", "env_frames", "episodes", "transitions", "transitions_per_s",
-        "actor_wait_pct", "train_return", "env_restarts", "actors_lost", "actors_replaced",
+        "actor_wait_pct", "train_return", "actors_lost", "actors_replaced",
     ),
     "replay": ("replay_size", "replay_fill", "samples_per_insert", "stale_updates"),
     "learner": (

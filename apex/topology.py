@@ -58,9 +58,11 @@ class Topology:
         raise ValueError(f"rank {rank} is outside a world of {self.size}")
 
     def rank(self, role: str, index: int) -> int:
-        """Return the world rank of a role's rank ``index``: what ``role`` takes apart."""
-        ranks = {LEARNER: range(1), REPLAY: self.replay_ranks_range, EVALUATOR: range(self.evaluator_rank, self.evaluator_rank + 1)}
-        return ranks.get(role, self.actor_ranks)[index]
+        """Return the world rank of the ``index``-th of a role: the inverse of :meth:`role`."""
+        ranks = {LEARNER: range(1), REPLAY: self.replay_ranks_range, EVALUATOR: [self.evaluator_rank], ACTOR: self.actor_ranks}
+        if not 0 <= index < len(ranks[role]):
+            raise ValueError(f"{role} {index} is outside a world of {self.size} ranks with {len(ranks[role])} of that role")
+        return ranks[role][index]
 
     def name(self, rank: int) -> str:
         """Return a rank's name for people, e.g. ``"actor 3 (rank 6)"``."""

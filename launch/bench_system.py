@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,7 +22,7 @@ from apex import topology as topologies
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
 from apex.topology import Topology
-from launch import world
+from launch import job, world
 from launch.rank import RUN_FOLDER_VARIABLE
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
@@ -69,11 +68,9 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
 
 def _measure(preset: str, settings: list[str], topology: Topology, directory: Path, seconds: float):
     """Return the moments at the ends of the window, and the last row of the log."""
-    command = [sys.executable, "-P", "-m", "launch.main", "train", preset, *(part for s in settings for part in ("--set", s))]
-    root = str(Path(__file__).resolve().parents[1])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    command = [*job.python("launch.main"), "train", preset, *(part for s in settings for part in ("--set", s))]
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, env=job.environment_for({}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         row, folder = _wait_for(process, directory, lambda row: row["learner_steps"] >= _FIRST_STEPS, _STARTS_S)

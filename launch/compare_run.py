@@ -30,7 +30,6 @@ METRICS = (
     "transitions_per_s", "mb_per_s", "batches_per_s", "sample_ms_p50", "sample_ms_p99",
     "learner_wait_pct", "cpu_s_per_million", "peak_mb", "lost",
 )  # fmt: skip
-_ROOT = Path(__file__).resolve().parents[1]
 _STARTING_S = 40.0  # for the ranks to start and to end, on a busy machine
 _PRESET_STARTING_S = 90.0
 _LOOK_S = 0.25
@@ -291,8 +290,7 @@ class Job:
 def _environment() -> dict[str, str]:
     """Return the environment of the ranks; what the user has set stays."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    return mpirun.ENVIRONMENT | {"OMP_NUM_THREADS": "1"} | inherited | {"PYTHONPATH": path}
+    return job.environment_for(mpirun.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, inherited)
 
 
 def _end_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -154,23 +155,28 @@ def _start(config: Config | None, ranks: int, variables: dict[str, str], argumen
         launcher, environment = (spawn.launcher(ranks), job.ENVIRONMENT) if over_zmq else (mpirun.launcher(ranks), mpirun.ENVIRONMENT)
     except ConfigError as error:  # no mpirun
         return str(error)
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    with contextlib.nullcontext({}) if over_zmq else mpirun.segments() as segments:
+        said, status = _said([*launcher, *job.python("launch.main"), *arguments], job.environment_for(environment | segments) | variables)
+    if status is None:
+        return f"{launcher[0]} -n {ranks} has not started {ranks} ranks within {_STARTS_S:g} s"
+    last = [line for line in said.splitlines() if line.strip(" -")][-1:] or ["it said nothing"]
+    return f"{launcher[0]} -n {ranks} ended with status {status}: {last[0][:300]}"
+
+
+def _said(command: list[str], environment: dict[str, str]) -> tuple[str, int | None]:
+    """Run a command; return its output and exit status, None where it took too long and was ended."""
     process = subprocess.Popen(
-        [*launcher, *job.python("launch.main"), *arguments], env=environment | os.environ | variables | {"PYTHONPATH": path},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-        preexec_fn=lambda: spawn.end_with_parent(signal.SIGTERM),
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", start_new_session=True, preexec_fn=lambda: spawn.end_with_parent(signal.SIGTERM),
     )  # fmt: skip
     try:
-        said, _ = process.communicate(timeout=_STARTS_S)
+        return process.communicate(timeout=_STARTS_S)[0], process.returncode
     except BaseException as error:  # too long, or Ctrl-C
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        return f"{launcher[0]} -n {ranks} has not started {ranks} ranks within {_STARTS_S:g} s"
-    last = [line for line in said.splitlines() if line.strip(" -")][-1:] or ["it said nothing"]
-    return f"{launcher[0]} -n {ranks} ended with status {process.returncode}: {last[0][:300]}"
+        return "", None
 
 
 def _without_a_world(config: Config | None, complaint: str) -> dict:

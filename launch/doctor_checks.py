@@ -72,7 +72,8 @@ def world_size(patient: Patient) -> Iterator[Finding]:
     asked = patient.config.actor.count
     if topology.num_actors < asked:
         text = f"{topology.num_actors} of the {asked} actors of the preset have a rank here"
-        yield Finding(WARNING, "world", text, f"start {asked + topology.replay_ranks + 2} ranks, or take the learner's speed as it comes")
+        enough = topologies.make(patient.config).size
+        yield Finding(WARNING, "world", text, f"start {enough} ranks, or take the learner's speed as it comes")
 
 
 def _counts(hosts: dict[str, list]) -> str:

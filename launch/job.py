@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from apex import checkpoint_files
@@ -35,7 +36,7 @@ def run(
     """Run ``apex ARGUMENTS`` as the ranks that ``launcher`` starts; return the exit status when all have ended."""
     hushes = config.run.tolerate == "actors" and config.run.transport == "mpi"
     process = subprocess.Popen(
-        [*launcher, *python("launch.main"), *arguments], env=_environment(environment, folder),
+        [*launcher, *python("launch.main"), *arguments], env=environment_for(environment) | {RUN_FOLDER_VARIABLE: str(folder.path)},
         stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent,
         stderr=subprocess.PIPE if hushes else None, text=True, errors="replace",
     )  # fmt: skip
@@ -58,11 +59,11 @@ def python(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
-def _environment(environment: dict[str, str], folder: RunFolder) -> dict[str, str]:
-    """Return the environment of the ranks; what the user has set stays."""
+def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a command of ours: what it needs, what the user has set, which wins, and where our modules are."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return environment | os.environ | {RUN_FOLDER_VARIABLE: str(folder.path), "PYTHONPATH": path}
+    return {**needed, **user, "PYTHONPATH": path}
 
 
 def _end_with_parent() -> None:

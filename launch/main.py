@@ -10,6 +10,7 @@ from pathlib import Path
 from apex import config as configuration
 from apex.config import ConfigError
 from launch import world
+from launch.submit import KINDS
 
 _FIRST_RANK_TELLS_S = 10.0  # longest start-up of rank 0 that the other ranks leave room for
 
@@ -157,8 +158,7 @@ def _add_submit(commands) -> None:
     about = "Fill the settings of a SLURM script in (launch/slurm), write it to RUNS/submitted, and submit it."
     submit = commands.add_parser("submit", help="train a preset as a SLURM job", description=about)
     submit.add_argument("preset", help="as for train")
-    kinds = ("single", "many", "heterogeneous", "requeue", "compare")
-    submit.add_argument("--kind", choices=kinds, help="which script (default: single or many, by --nodes)")
+    submit.add_argument("--kind", choices=KINDS, help="which script (default: single or many, by --nodes)")
     submit.add_argument("--nodes", type=_positive, metavar="N", help="nodes; heterogeneous: those of the actors (default: 1)")
     submit.add_argument("--ranks-per-node", type=_positive, metavar="N", help="processes of a node (default: as the preset's actors need)")
     submit.add_argument("--cpus-per-rank", type=_positive, metavar="N", help="cores of a process (default: 1)")

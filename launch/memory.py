@@ -8,25 +8,35 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from actors.intake import pool_rows
+from apex import envs
 from apex.config import Config, ConfigError
 from apex.schema import EnvSpec, intake_layout, sample_layout
-from apex.topology import ACTOR, LEARNER, REPLAY, Topology
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from replay_rank.service import memory_bytes
 
-_PROCESS_BYTES = 350 * 2**20  # a Python process with torch and an environment, measured
+_PROCESS_BYTES = 350 * 2**20  # a Python process with torch and the libraries of an environment, measured
+# Copies of the network in a rank's memory. In use, and the message that the next one arrives in:
+_NETWORKS = {ACTOR: 2, EVALUATOR: 2}
+# Parameters, gradients, two moments of the optimiser, target:
+_NETWORKS_TRAINED = 5
+# The message that is published, the newest one and one that is still read; of a checkpoint on its way four, and their file:
+_NETWORKS_SENT_AND_SAVED = 3 + 2 * 4
 
 
 def check(config: Config, spec: EnvSpec, topology: Topology, ranks: Iterable[int] | None = None) -> None:
     """Raise :class:`ConfigError` where ``ranks`` (by default all) together do not fit on this machine."""
     roles = [topology.role(rank)[0] for rank in (range(topology.size) if ranks is None else ranks)]
-    rest = sum(_rest_bytes(config, spec, role) for role in roles)
+    rest = sum(roles.count(role) * _rest_bytes(config, spec, role) for role in set(roles))
     rings = roles.count(REPLAY)
     needed, available = rest + rings * memory_bytes(config, spec), available_bytes()
     if needed <= available:
         return
     machine = f"needs {_gib(needed)}, this machine has {_gib(available)} free"
     if not rings or rest > available:
-        raise ConfigError(f"{len(roles)} ranks are too many for this machine: the run {machine}; use fewer --ranks, or lower actor.envs")
+        raise ConfigError(
+            f"{len(roles)} ranks are too many for this machine: the run {machine}; "
+            "use fewer --ranks, or lower actor.envs or evaluator.episodes"
+        )
     raise ConfigError(
         f"replay.capacity = {config.replay.capacity} is too large: the run {machine}; "
         f"{_largest_that_fits(config, spec, (available - rest) // rings)}"
@@ -52,10 +62,36 @@ def _ring_bytes(config: Config, spec: EnvSpec, capacity: int) -> int:
 
 def _rest_bytes(config: Config, spec: EnvSpec, role: str) -> int:
     """Return what a rank of a role needs beside a replay rank's ring, index and send buffers."""
+    return _PROCESS_BYTES + _buffer_bytes(config, spec, role) + _network_bytes(config, spec, role) + _env_bytes(config, role)
+
+
+def _buffer_bytes(config: Config, spec: EnvSpec, role: str) -> int:
+    """Return what transitions take on their way."""
     intake = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step).nbytes
     sample = sample_layout(spec, config.learner.batch_size).nbytes
-    buffers = {ACTOR: pool_rows(config) * intake, LEARNER: (config.learner.prefetch + 3) * sample}
-    return _PROCESS_BYTES + buffers.get(role, 0)
+    return {ACTOR: pool_rows(config) * intake, LEARNER: (config.learner.prefetch + 3) * sample}.get(role, 0)
+
+
+def _network_bytes(config: Config, spec: EnvSpec, role: str) -> int:
+    """Return what networks take, and what is made of them; what is on a GPU takes none of this memory."""
+    copies = _NETWORKS.get(role, 0)
+    if role == LEARNER:
+        copies = _NETWORKS_SENT_AND_SAVED + (_NETWORKS_TRAINED if config.learner.device == "cpu" else 0)
+    return copies * _one_network_bytes(config, spec) if copies else 0
+
+
+def _one_network_bytes(config: Config, spec: EnvSpec) -> int:
+    import torch  # takes a second
+
+    from apex import algorithms, weights
+
+    with torch.device("meta"):  # shapes alone: nothing is allocated or drawn
+        return 4 * weights.size(algorithms.load(config.algorithm.name).make_network(config, spec))
+
+
+def _env_bytes(config: Config, role: str) -> int:
+    """Return what the environments of a role take."""
+    return {ACTOR: config.actor.envs, EVALUATOR: config.evaluator.episodes}.get(role, 0) * envs.bytes_per_env(config.env)
 
 
 def available_bytes() -> int:

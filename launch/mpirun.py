@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from apex.config import ConfigError
 from launch import job
 
-_SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-mpi-"
+_SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-segments-"
 ENVIRONMENT = {
     # Open MPI refuses root unless told twice.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -56,22 +57,39 @@ def segments() -> Iterator[dict[str, str]]:
     Ranks that are killed leave their files behind. So does this process when it is killed: then the next one
     removes them.
     """
-    folder = None if _in_a_job() else _make_segments_folder()
-    try:
+    with contextlib.ExitStack() as stack:
+        folder = None if _in_a_job() else _make_segments_folder(stack)
         yield {} if folder is None else {"OMPI_MCA_btl_sm_backing_directory": str(folder)}
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make_segments_folder() -> Path | None:
+def _make_segments_folder(stack: contextlib.ExitStack) -> Path | None:
+    """Return a new folder, which ``stack`` removes, once those that no process uses any more are gone."""
     for stale in _SHARED_MEMORY.glob(f"{_SEGMENTS}*"):
-        if not os.path.exists(f"/proc/{stale.name.removeprefix(_SEGMENTS).partition('-')[0]}"):
+        with contextlib.suppress(OSError), _locked(stale, fcntl.LOCK_NB):  # OSError: it is in use, or another user's
             shutil.rmtree(stale, ignore_errors=True)
     try:
-        return Path(tempfile.mkdtemp(prefix=f"{_SEGMENTS}{os.getpid()}-", dir=_SHARED_MEMORY))
+        made = Path(tempfile.mkdtemp(prefix=f".{_SEGMENTS}{os.getpid()}-", dir=_SHARED_MEMORY))
+        stack.enter_context(_locked(made))
+        folder = made.rename(made.with_name(made.name[1:]))  # only now do others see it, and that it is in use
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
     except OSError:  # Open MPI will know another place
         return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait: int = 0) -> Iterator[None]:
+    """Hold the lock that says a folder is in use; raises OSError where it cannot be had (LOCK_NB: at once).
+
+    The kernel frees it when this process ends, however it does. It is seen from every container that has the same
+    /dev/shm; a process's number is not: each container counts its own, and numbers come again.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | wait)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_open_mpi(mpirun: str) -> bool:

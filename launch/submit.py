@@ -16,6 +16,7 @@ from pathlib import Path
 from apex import config as configuration
 from apex import topology as topologies
 from apex.config import Config, ConfigError
+from apex.topology import ACTOR
 
 SCRIPTS = Path(__file__).resolve().parent / "slurm"
 KINDS = ("single", "many", "heterogeneous", "requeue", "compare")
@@ -87,13 +88,18 @@ def _refuse_contradictions(request: Request, kind: str, config: Config) -> None:
 
 def _ranks(request: Request, kind: str, config: Config) -> int:
     """Return the ranks of the whole job."""
-    first_part = config.replay.ranks + 2 if kind == "heterogeneous" else 0
+    first_part = _before_actors(config) if kind == "heterogeneous" else 0
     return first_part + request.nodes * _per_node(request, kind, config)
+
+
+def _before_actors(config: Config) -> int:
+    """Return the ranks of the first part of a heterogeneous job: all but the actors."""
+    return topologies.make(config).rank(ACTOR, 0)
 
 
 def _per_node(request: Request, kind: str, config: Config) -> int:
     """Return the ranks of a node (heterogeneous: of an actors' node): by default enough for the preset's actors."""
-    wanted = config.actor.count + (0 if kind == "heterogeneous" else config.replay.ranks + 2)
+    wanted = config.actor.count if kind == "heterogeneous" else topologies.make(config).size
     return request.ranks_per_node or -(-wanted // request.nodes)
 
 
@@ -111,7 +117,7 @@ def _options(request: Request, kind: str, config: Config) -> list[dict[str, str 
         more = {"gres": f"gpu:{request.gpus}" if request.gpus else None} | more
     if kind != "heterogeneous":
         return [asked | sized | more]
-    learner = {"ntasks": str(config.replay.ranks + 2), "cpus-per-task": str(config.learner.threads)}
+    learner = {"ntasks": str(_before_actors(config)), "cpus-per-task": str(config.learner.threads)}
     if request.learner_partition is not None:
         learner["partition"] = request.learner_partition
     return [{name: value for name, value in asked.items() if name != "partition"} | learner | more, asked | sized]

@@ -23,7 +23,7 @@ from apex import checkpoint, checkpoint_files
 from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config, to_tables
 from apex.ports import LearnerPort
-from apex.topology import LEARNER, Topology
+from apex.topology import LEARNER, REPLAY, Topology
 
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
@@ -83,7 +83,8 @@ class _Writing:
         about = {"learner_steps": self.announced.learner_steps, "config": to_tables(self.config)}
         about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
         about |= {"learner_pause_ms": round(1e3 * self.pause_s, 1), "seconds": round(time.monotonic() - self.started, 3)}
-        checkpoint_files.seal(self.partial, self.checkpoints / self.announced.name, about)
+        parts = [LEARNER, *(f"{REPLAY}-{index}" for index in range(self.topology.replay_ranks))]
+        checkpoint_files.seal(self.partial, self.checkpoints / self.announced.name, about, parts)
         with contextlib.suppress(OSError):  # what is not removed now is removed after the next
             checkpoint_files.prune(self.checkpoints, self.config.run.keep_checkpoints)
 

@@ -11,6 +11,7 @@ A *family* is a module of this folder, found by its name (``env.family``), that 
 
 - ``make_envs(env, num_envs, seed, *, evaluation, render) -> VectorEnv``
 - ``env_spec(env) -> EnvSpec``
+- ``BYTES_PER_ENV``, the memory that one more environment takes, as measured
 
 ``tests/conformance/env_conformance.py`` holds the tests that every family passes.
 """
@@ -26,7 +27,7 @@ from apex.envs.guard import EnvironmentFailure, GuardedEnvs
 from apex.envs.vector import Timestep, VectorEnv
 from apex.schema import EnvSpec
 
-__all__ = ["EnvironmentFailure", "GuardedEnvs", "Timestep", "VectorEnv", "env_spec", "families", "make_envs"]
+__all__ = ["EnvironmentFailure", "GuardedEnvs", "Timestep", "VectorEnv", "bytes_per_env", "env_spec", "families", "make_envs"]
 
 _NOT_FAMILIES = {"guard", "vector"}
 
@@ -49,6 +50,11 @@ def env_spec(env: EnvConfig) -> EnvSpec:
     Raises :class:`ConfigError` as :func:`make_envs` does.
     """
     return _family(env.family).env_spec(env)
+
+
+def bytes_per_env(env: EnvConfig) -> int:
+    """Return the memory that each environment takes, beside what the first one loads. Raises :class:`ConfigError` for an unknown family."""
+    return _family(env.family).BYTES_PER_ENV
 
 
 def families() -> list[str]:

@@ -20,6 +20,9 @@ from apex.config import ConfigError, EnvConfig
 from apex.envs.vector import Timestep, VectorEnv
 from apex.schema import EnvSpec
 
+BYTES_PER_ENV = 1_800_000
+"""Measured: 1,610,000, of which nearly all is the emulator's."""
+
 # Loading one of these ends the process: they have no mode for one player.
 _TWO_PLAYER_ROMS = {"combat", "joust", "maze_craze", "warlords"}
 _GYMNASIUM_ID = re.compile(r"(?:ALE/)?(\w+?)(?:-ram)?(?:NoFrameskip|Deterministic)?(?:-v\d+)?", re.IGNORECASE)

@@ -27,9 +27,9 @@ class PriorityIndex(abc.ABC):
     """A mass (float64, finite, >= 0) for each slot in [0, capacity), and draws by prefix sum.
 
     Every method takes a batch of k rows, k = 0 included, and checks all of it first: when it
-    raises, nothing was changed. Arrays are one-dimensional; other integer or float types,
-    read-only and strided arrays are converted. Results are new arrays that the caller owns. One
-    index is for one thread at a time.
+    raises, nothing was changed. An update that is interrupted (KeyboardInterrupt) is made, or is not.
+    Arrays are one-dimensional; other integer or float types, read-only and strided arrays are
+    converted. Results are new arrays that the caller owns. One index is for one thread at a time.
 
     ValueError names the first bad row, the value there and what is right, or the shapes or lengths
     that do not fit. TypeError names a dtype that cannot be converted without loss.

@@ -33,13 +33,16 @@ class NumpyTree(PriorityIndex):
         # An empty leaf is no candidate for the minimum, hence infinity.
         self._min = np.full(2 * self._width, np.inf, MASS_DTYPE)
         self.nbytes = self._sum.nbytes + self._min.nbytes
+        self._torn = False  # whether leaves may have changed and their parents not yet: an update was interrupted
 
     @property
     def total(self) -> float:
+        self._mend()
         return float(self._sum[1])
 
     @property
     def minimum(self) -> float:
+        self._mend()
         return float(self._min[1])
 
     def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
@@ -50,12 +53,11 @@ class NumpyTree(PriorityIndex):
         # All leaves before any parent, in the order of the rows: the last duplicate wins. Adding
         # +0.0 turns -0.0 into +0.0.
         leaves = self._width + slots
+        self._mend()
+        self._torn = True
         self._sum[leaves] = mass + 0.0
-        self._min[leaves] = np.where(mass > 0.0, mass, np.inf)
-        nodes = leaves
-        for _ in range(self._depth):
-            nodes = np.unique(nodes // 2)
-            self._sum[nodes], self._min[nodes] = self._from_children(nodes)
+        self._add_up(leaves)
+        self._torn = False
         return self.total, self.minimum
 
     def get(self, slots: np.ndarray) -> np.ndarray:
@@ -81,6 +83,7 @@ class NumpyTree(PriorityIndex):
         return nodes - self._width, self._sum[nodes]
 
     def check(self) -> None:
+        self._mend()
         nodes = np.arange(1, self._width)
         sums, minima = self._from_children(nodes)
         self._refuse(nodes, (self._sum[nodes] == sums) & (self._min[nodes] == minima))
@@ -89,6 +92,19 @@ class NumpyTree(PriorityIndex):
         allowed = (mass >= 0.0) & (mass < np.inf)
         allowed &= (leaves < self._width + self.capacity) | (mass == 0.0)
         self._refuse(leaves, allowed & (self._min[leaves] == np.where(mass > 0.0, mass, np.inf)))
+
+    def _mend(self) -> None:
+        """Make whole again what an update that was interrupted (Ctrl-C, no memory) has left: all follows from the leaves' masses."""
+        if self._torn:
+            self._add_up(np.arange(self._width, 2 * self._width))
+            self._torn = False
+
+    def _add_up(self, nodes: np.ndarray) -> None:
+        """Bring the minima of leaves (int64[n]), and all nodes above them, up to date with the leaves' masses."""
+        self._min[nodes] = np.where(self._sum[nodes] > 0.0, self._sum[nodes], np.inf)
+        for _ in range(self._depth):
+            nodes = np.unique(nodes // 2)
+            self._sum[nodes], self._min[nodes] = self._from_children(nodes)
 
     def _from_children(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What the sums and minima of inner nodes (int64[n]) must be: the only place that adds."""

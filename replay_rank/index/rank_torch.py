@@ -44,8 +44,8 @@ class TorchRanks(TensorIndex):
 
     def _store(self, slots: torch.Tensor, mass: torch.Tensor) -> None:
         slots, mass = last_rows(slots, mass, self.capacity)
+        self._sorted = False  # first, so that an interrupt in between leaves no order that is wrong
         self._priorities[slots] = mass
-        self._sorted = False
 
     def _find(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self._sort()

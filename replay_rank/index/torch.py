@@ -36,8 +36,10 @@ class TorchTree(TensorIndex):
         self._min = [self._zeros((0, 0))] + [self._zeros(shape).fill_(torch.inf) for shape in shapes[1:]]
         self.largest = sys.float_info.max / (2 * self._sum[0].numel())
         self.nbytes = sum(level.nbytes for level in self._sum + self._min)
+        self._torn = False  # whether leaves may have changed and the levels above not yet: an update was interrupted
 
     def check(self) -> None:
+        self._mend()
         leaves = self._sum[0].view(-1)
         allowed = (leaves >= 0.0) & (leaves < torch.inf)
         allowed[self.capacity :] &= leaves[self.capacity :] == 0.0
@@ -50,7 +52,20 @@ class TorchTree(TensorIndex):
 
     def _store(self, slots: torch.Tensor, mass: torch.Tensor) -> None:
         nodes, mass = last_rows(slots, mass, self.capacity)
+        self._mend()
+        self._torn = True
         self._sum[0].view(-1)[nodes] = mass
+        self._add_up(nodes)
+        self._torn = False
+
+    def _mend(self) -> None:
+        """Make whole again what an update that was interrupted (Ctrl-C, no memory) has left: all follows from level 0."""
+        if self._torn:
+            self._add_up(torch.arange(self._sum[0].numel(), device=self._device))
+            self._torn = False
+
+    def _add_up(self, nodes: torch.Tensor) -> None:
+        """Bring the levels above leaves (int64[k]) up to date."""
         for level, rows in enumerate(self._rows):
             nodes = nodes >> self._shift
             # As many nodes as rows: then all rows at once is less work, and needs no copy of them.
@@ -81,6 +96,7 @@ class TorchTree(TensorIndex):
         return nodes
 
     def _sums(self) -> torch.Tensor:
+        self._mend()  # and so before every draw, which asks for the total first
         return torch.cat([self._sum[-1].view(-1), self._min[-1].view(-1)])
 
     def _leaves(self) -> torch.Tensor:

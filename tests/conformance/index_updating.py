@@ -1,13 +1,18 @@
 """Updating a priority index of either rule: `set`, `set_range`, `save` and `load`, and the arguments they take."""
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from index_oracles import FLOAT32_MAX, FLOAT32_TINY
 from index_suite import BAD_MASSES, CAPACITIES, TINY, IndexSuite, bits, filled, held, snapshot, spread
 
+import replay_rank.index
 from replay_rank.strata import Strata
+
+OWN = Path(replay_rank.index.__file__).resolve().parents[1]
 
 
 class Updating(IndexSuite):
@@ -24,6 +29,25 @@ class Updating(IndexSuite):
         assert snapshot(index) == snapshot(self.filled(held(index)))
         assert index.total == pytest.approx(math.fsum(self.oracle_of(index).masses()), rel=1e-12)
         index.check()
+
+    def test_an_update_that_is_interrupted_anywhere_is_made_or_not_made_and_the_index_is_whole(self):
+        slots, mass = np.array([0, 9, 3, 9]), np.array([5.0, 0.25, 0.0, 3.0])
+        before, after = self.filled(np.arange(1.0, 11.0)), self.filled(np.arange(1.0, 11.0))
+        after.set(slots, mass)
+        expected, interrupted, at = {snapshot(before), snapshot(after)}, True, 0
+        while interrupted:
+            index = self.filled(np.arange(1.0, 11.0))
+            index.draw(Strata(0), 4)
+            interrupted, at = interrupt(at, index.set, slots, mass), at + 1
+            drawn = index.find_prefix(np.linspace(0.0, index.total, 20))[0]
+            assert snapshot(index) in expected
+            index.check()
+            same = before if snapshot(index) == snapshot(before) else after
+            assert (drawn == same.find_prefix(np.linspace(0.0, same.total, 20))[0]).all()
+            index.set(slots, mass)
+            assert snapshot(index) == snapshot(after)
+            index.check()
+        assert at > 10 and snapshot(index) == snapshot(after)
 
     def test_one_nan_among_512_is_refused_by_row_and_changes_nothing(self):
         rng = np.random.default_rng(4)
@@ -243,3 +267,29 @@ class Arguments(IndexSuite):
         assert index.rule in ("proportional", "rank") and index.leaf_dtype in (np.float64, np.float32)
         assert index.nbytes >= 5 * index.leaf_dtype.itemsize
         assert filled(self.new_index(500), [1.0]).nbytes > index.nbytes
+
+
+def interrupt(at: int, call, *args) -> bool:
+    """Call, with Ctrl-C before the ``at``-th instruction of the index's own Python code; return whether there are so many."""
+    left, outer = at, sys.gettrace()
+
+    def trace(frame, event, _):
+        nonlocal left
+        if OWN not in Path(frame.f_code.co_filename).parents:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call(*args)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(outer)
+    return False

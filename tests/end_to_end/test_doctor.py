@@ -1,9 +1,12 @@
 """`apex doctor` in worlds that are well and in worlds with one real fault each."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +75,22 @@ class TestWorldsThatAreNone:
     def test_an_mpirun_that_cannot_start_ranks_is_found(self, run_to_end):
         ended = run_to_end([sys.executable, *DOCTOR], {"PRTE_MCA_rmaps_default_mapping_policy": "nonsense"}, timeout=LOOKS_S)
         check_wrong(ended, "world", "ended with status")
+
+
+class TestEndings:
+    def test_ranks_that_are_killed_leave_no_shared_memory_behind(self, start):
+        job = start([sys.executable, *DOCTOR, "cartpole"])  # with a preset to look at, its ranks live for seconds
+        job.wait_until(lambda: left_in(f"apex-segments-{job.process.pid}-*/*"), LOOKS_S, "shared memory of the ranks")
+        for pid in [job.rank(rank) for rank in range(4)]:
+            with contextlib.suppress(ProcessLookupError):  # mpirun was first
+                os.kill(pid, signal.SIGKILL)
+        check_wrong(job.wait(LOOKS_S), "world", "ended with status")
+        assert left_in(f"apex-segments-{job.process.pid}-*") == []
+
+
+def left_in(pattern: str) -> list[Path]:
+    """Return what there is in shared memory."""
+    return list(Path("/dev/shm").glob(pattern))
 
 
 PMIX_SERVERS = [f"PMIX_SERVER_URI{version}" for version in ("2", "21", "3", "4", "41")]

@@ -12,6 +12,7 @@ from launch.mpirun import find_mpirun
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path += [str(TESTS / "mpi"), str(TESTS / "zmq")]  # their storms are played here too
+pytest.register_assert_rewrite("storm_over_hosts")
 BOTH = """{first} & first=$!
 {second} & second=$!
 wait $first; status=$?
@@ -36,6 +37,12 @@ def hosts(tmp_path_factory):
         pytest.skip(f"no two hosts on this machine: {why}")
     yield hosts
     hosts.close()
+
+
+@pytest.fixture(scope="module")
+def outcomes(storm):
+    """What ``PortConformance`` looks at, of a module's ``storm`` between the hosts."""
+    return storm[0]
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,20 @@ def test_the_c_tests_pass_under_the_sanitizers():
         assert f"{program}: all passed" in done.stdout
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("setting", ["CC=no-such-cc -O2", "HOSTCC=no-such-cc"])
+@pytest.mark.parametrize("goal", ["all", "test"])
+def test_a_compiler_that_is_missing_is_named_in_one_line_with_what_to_install(tmp_path, setting, goal):
+    folder = shutil.copytree(FOLDER, tmp_path / "native", ignore=shutil.ignore_patterns("build", "corpus", "*.so"))
+    make = ["make", "-C", str(folder), "CC=true", setting]  # `true` is there
+    done = subprocess.run([*make, goal], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "directory" not in line]
+    assert len(said) == 1 and "the C compiler 'no-such-cc' is missing; install one (Debian: apt install gcc)" in said[0]
+    assert not (folder / "build").exists()
+    assert subprocess.run([*make, "clean"], capture_output=True).returncode == 0, "that needs no compiler"
+
+
 def test_every_function_of_the_contract_is_used_by_the_module():
     declared = set(re.findall(r"^\w[^\n/]*?\b(segment_tree_\w+)\(", (FOLDER / "segment_tree.h").read_text(), re.M))
     used = set(re.findall(r"\b(segment_tree_\w+)\(", (FOLDER / "module.c").read_text()))

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -15,19 +16,27 @@ from apex.config import ConfigError, load, to_tables
 ABOUT = {"config": to_tables(load("cartpole")), "replay_ranks": 1, "num_actors": 1}
 
 
-def write(checkpoints, steps, number=1):
-    """Write a checkpoint of two parts; return its folder."""
+PARTS = ("learner", "replay-0")
+
+
+def write_parts(checkpoints, steps, number=1):
+    """Write the two parts of a checkpoint; return its folder as it is and as it is to be."""
     announced = Announcement(number, steps, 0)
     partial = announced.partial(checkpoints)
     partial.mkdir(parents=True)
-    for name in ("learner", "replay-0"):
+    for name in PARTS:
         part = Part(partial, name)
         part.arrays({"mass": np.arange(50.0), "steps": np.array(steps)})
         with part.file(f"{name}.bin") as file:
             file.write(os.urandom(3000))
         part.finish({"places": 3, "name": name})
-    target = checkpoints / announced.name
-    checkpoint_files.seal(partial, target, ABOUT | {"learner_steps": steps})
+    return partial, checkpoints / announced.name
+
+
+def write(checkpoints, steps, number=1):
+    """Write a checkpoint of two parts; return its folder."""
+    partial, target = write_parts(checkpoints, steps, number)
+    checkpoint_files.seal(partial, target, ABOUT | {"learner_steps": steps}, PARTS)
     return target
 
 
@@ -43,6 +52,25 @@ def test_a_whole_checkpoint_is_read_back(tmp_path):
     assert held.values("replay-0") == {"places": 3, "name": "replay-0"}
     assert (held.arrays("learner")["mass"] == np.arange(50.0)).all()
     assert not list(tmp_path.glob(".step*"))
+
+
+def test_a_part_that_is_not_seen_is_named_and_the_checkpoint_is_not_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "PARTS_SEEN_S", 0.1)
+    partial, target = write_parts(tmp_path, 100)
+    with pytest.raises(OSError, match="its part replay-1 was written but is not seen in"):
+        checkpoint_files.seal(partial, target, ABOUT, [*PARTS, "replay-1"])
+    assert checkpoint_files.whole(tmp_path) == [] and not (partial / "manifest.json").exists()
+
+
+def test_a_part_that_is_seen_a_moment_later_is_waited_for(tmp_path):
+    partial, target = write_parts(tmp_path, 100)
+    late = partial / "replay-0.json"
+    late.rename(tmp_path / "elsewhere")
+    timer = threading.Timer(0.2, (tmp_path / "elsewhere").rename, [late])
+    timer.start()
+    checkpoint_files.seal(partial, target, ABOUT | {"learner_steps": 100}, PARTS)
+    timer.join()
+    assert set(checkpoint_files.verify(target)["files"]) == {*FILES} - {"manifest.json"}
 
 
 FILES = ["manifest.json", "learner.json", "learner.npz", "learner.bin", "replay-0.json", "replay-0.npz", "replay-0.bin"]

@@ -1,5 +1,7 @@
 """Environments that fail: made anew a bounded number of times, and nothing from before joined to what comes after."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from intake_oracle import Player, check_delivery, decode, make_config, stacking_
 
 from actors.actor import Actor
 from actors.evaluator import Episodes, Evaluator
+from apex.checkpoint_files import Announcement, Reply
 from apex.config import load
 from apex.envs import EnvironmentFailure, GuardedEnvs, env_spec
 from apex.policy import Policy
@@ -147,7 +150,28 @@ def test_an_evaluation_in_which_environments_failed_starts_again(breaking, monke
     Breaking.steps = 15
     while evaluator._episodes is not None:
         evaluator._step()
-    assert evaluator._envs.restarts == 1
+    evaluator.update_counters()  # as before every report
+    assert evaluator.counters["env_restarts"] == 1
     assert evaluator.counters["evaluations"] == 1
     assert 8 <= evaluator.counters["eval_return"] <= 10, "the return of one whole episode"
     evaluator.close()
+
+
+def test_an_evaluators_restarts_are_in_checkpoints_and_counted_on_from_there(breaking):
+    told = []
+    port = NoPort()
+    port.answer = told.append
+    evaluator = Evaluator(breaking, env_spec(breaking.env), port)
+    while evaluator._envs.restarts < 2:
+        evaluator._envs.step(np.zeros(1, np.int64))
+    evaluator.heed(Announcement(1, 0, 0))
+    evaluator.close()
+    saved = SimpleNamespace(answers=lambda role: {0: Reply.of(told[0]).rest})
+    resumed = Evaluator(breaking, env_spec(breaking.env), port, saved)
+    resumed.report()
+    assert resumed.counters["env_restarts"] == 2
+    while resumed._envs.restarts < 1:
+        resumed._envs.step(np.zeros(1, np.int64))
+    resumed.report()
+    assert resumed.counters["env_restarts"] == 3
+    resumed.close()

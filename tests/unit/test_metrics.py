@@ -167,6 +167,15 @@ def test_replay_values_are_summed_over_replay_ranks(clock):
     assert row["stale_updates"] == 1
 
 
+def test_restarts_of_environments_are_those_of_all_actors_and_the_evaluator(clock):
+    hub = Hub(2, 1, clock)
+    hub.update("actor", 0, report("actor", env_restarts=1))
+    hub.update("actor", 1, report("actor", env_restarts=2))
+    assert hub.row()["env_restarts"] == 3
+    hub.update("evaluator", 0, report("evaluator", env_restarts=4))
+    assert hub.row()["env_restarts"] == 7
+
+
 def test_gauges_are_passed_on_as_they_are(clock):
     hub = Hub(1, 1, clock)
     learner = dict(loss=0.25, td_error=0.5, q_value=-3, grad_norm=8, staleness=1.5, param_version=7)

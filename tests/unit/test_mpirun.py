@@ -27,13 +27,55 @@ def test_the_folder_goes_with_all_that_killed_ranks_have_left_in_it(memory):
     assert list(memory.iterdir()) == []
 
 
-def test_what_a_killed_launcher_has_left_goes_with_the_next_run_and_what_a_living_one_uses_stays(memory):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for pid in (ended.pid, os.getppid()):
-        (memory / f"apex-mpi-{pid}-x").mkdir()
-    with mpirun.segments():
-        assert {path.name.split("-")[2] for path in memory.iterdir()} == {str(os.getppid()), str(os.getpid())}
+IN_USE = """
+import sys
+from pathlib import Path
+from launch import mpirun
+mpirun._SHARED_MEMORY = Path(sys.argv[1])
+with mpirun.segments() as variables:
+    print(variables[sys.argv[2]], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=[[], ["unshare", "--pid", "--fork", "--kill-child"]], ids=["here", "in a container"])
+def launcher(request, memory):
+    """A process that uses a folder, here or where processes are counted anew; and its folder."""
+    command = [*request.param, sys.executable]
+    if request.param and subprocess.run([*command, "-c", ""], capture_output=True).returncode:
+        pytest.skip("no namespace of their own for processes here")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    process = subprocess.Popen(
+        [*command, "-c", IN_USE, memory, VARIABLE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def test_the_folder_of_a_living_launcher_stays_and_goes_with_it(memory, launcher):
+    process, folder = launcher
+    with mpirun.segments() as variables:
+        assert sorted(memory.iterdir()) == sorted([folder, Path(variables[VARIABLE])])
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert list(memory.iterdir()) == []
+
+
+def test_what_a_killed_launcher_has_left_goes_with_the_next_run(memory, launcher):
+    process, folder = launcher
+    (folder / "sm_segment").write_bytes(b"left")
+    process.kill()
+    with mpirun._locked(folder):  # once the kernel has ended all of it
+        assert folder.exists()
+    with mpirun.segments() as variables:
+        assert list(memory.iterdir()) == [Path(variables[VARIABLE])]
+
+
+def test_a_folder_is_left_over_even_where_another_process_has_the_number_of_the_one_that_made_it(memory):
+    (memory / f"apex-segments-{os.getppid()}-x").mkdir()
+    with mpirun.segments() as variables:
+        assert list(memory.iterdir()) == [Path(variables[VARIABLE])]
 
 
 @pytest.mark.parametrize("without", ["a place", "leave"])

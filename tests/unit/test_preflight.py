@@ -1,19 +1,26 @@
 """Everything that cannot run is refused before it starts, in one line that names what would."""
 
+import dataclasses
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from actors.intake import Intake
+from apex import checkpoint
 from apex.algorithms.double_dqn import initial_priority
 from apex.config import ConfigError, load
 from apex.envs import env_spec
-from apex.schema import EnvSpec, sample_layout
+from apex.policy import Policy
+from apex.schema import EnvSpec, aligned_bytes, sample_layout, weight_layout
 from apex.topology import make
 from launch import memory as memory_module
 from launch import preflight
+from learner.checkpoints import to_cpu
+from learner.train_step import TrainStep
 from replay_rank.replay import Replay
 from replay_rank.service import memory_bytes
 
@@ -174,12 +181,77 @@ def test_a_replay_rank_takes_no_more_memory_than_it_was_said_to(capacity, batch,
 @pytest.mark.parametrize("batch, n_step", [(50, 3), (1, 64), (7, 7)])
 def test_an_actors_pool_takes_no_more_memory_than_it_was_said_to(batch, n_step):
     overrides = [f"actor.intake_batch={batch}", f"algorithm.n_step={n_step}", f"replay.capacity={1000 * batch}"]
-    counts = [1, 2]
-    configs = [load("cartpole", [*overrides, f"actor.count={count}"]) for count in counts]
-    spec = env_spec(configs[0].env)
-    one, two = (rest_bytes(config, spec) for config in configs)
-    pool = Intake(configs[0], spec, 0, initial_priority)._pool.nbytes
-    assert pool <= two - one - memory_module._PROCESS_BYTES <= 1.2 * pool
+    config = load("cartpole", overrides)
+    spec = env_spec(config.env)
+    pool = Intake(config, spec, 0, initial_priority)._pool.nbytes
+    assert pool <= memory_module._buffer_bytes(config, spec, "actor") <= 1.2 * pool
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_learners_networks_and_what_is_made_of_them_take_no_more_memory_than_they_were_said_to(optimizer):
+    config = load("cartpole", [f"learner.optimizer={optimizer}", "learner.batch_size=8"])
+    spec = env_spec(config.env)
+    train, message = TrainStep(config, spec), aligned_bytes(weight_layout(memory_module._one_network_bytes(config, spec) // 4).nbytes)
+    layout = sample_layout(spec, 8)
+    train(layout.views(np.zeros(layout.nbytes, np.uint8)), np.ones(8, np.float32))
+    copy = to_cpu(train.state())
+    held = tensor_bytes([train.online.state_dict(), [p.grad for p in train.online.parameters()], train.target.state_dict(), copy])
+    held += tensor_bytes(train.optimizer.state_dict()) + len(checkpoint.as_bytes(copy))
+    told = memory_module._network_bytes(config, spec, "learner") - 2 * message.nbytes  # of three messages one is being filled
+    assert held + message.nbytes <= told + 2**15 and held + message.nbytes >= 0.9 * told
+    on_gpu = dataclasses.replace(config, learner=dataclasses.replace(config.learner, device="cuda"))
+    assert memory_module._network_bytes(on_gpu, spec, "learner") == 11 * memory_module._one_network_bytes(config, spec)
+
+
+def tensor_bytes(value) -> int:
+    """Return the bytes of the tensors in dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(tensor_bytes, items))
+
+
+@pytest.mark.parametrize("role", ["actor", "evaluator"])
+def test_the_network_that_acts_takes_no_more_memory_than_it_was_said_to(role):
+    config = load("cartpole")
+    spec = env_spec(config.env)
+    policy = Policy(config, spec, port=None)
+    held = tensor_bytes(dict(policy.network.state_dict())) + policy._message.nbytes
+    assert held - 128 <= memory_module._network_bytes(config, spec, role) <= held
+    assert memory_module._network_bytes(config, spec, "replay") == 0
+
+
+ENVIRONMENTS = """
+import sys
+from apex.config import load
+from apex.envs import make_envs
+def resident():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+def play(count):
+    envs = make_envs(load(sys.argv[1]).env, count, 0, evaluation=True)
+    envs.reset()
+    for step in range(30):
+        envs.step([0] * count)
+    return envs
+one, before = play(1), resident()
+many = play(int(sys.argv[2]))
+print(resident() - before)
+"""
+
+
+@pytest.mark.parametrize("preset, count, least", [("pong", 60, 0.6), ("cartpole", 500, 0.0)])
+def test_environments_take_no_more_memory_than_they_were_said_to(preset, count, least):
+    done = subprocess.run([sys.executable, "-c", ENVIRONMENTS, preset, str(count)], capture_output=True, text=True, check=True)
+    for role, overrides in (("actor", [f"actor.envs={count}"]), ("evaluator", [f"evaluator.episodes={count}"])):
+        told = memory_module._env_bytes(load(preset, overrides), role)
+        assert least * told <= int(done.stdout) <= told
+
+
+def test_more_episodes_of_the_evaluator_than_there_is_memory_for_are_refused(monkeypatch):
+    config = load("cartpole", SETTINGS["pong"])
+    available = rest_bytes(config, env_spec(config.env)) + 2**30
+    message = refusal(memory, [*SETTINGS["pong"], "evaluator.episodes=1_000"], available, monkeypatch)
+    assert message.endswith("use fewer --ranks, or lower actor.envs or evaluator.episodes")
 
 
 def test_the_memory_free_here_is_a_sensible_number():

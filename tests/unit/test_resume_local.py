@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from apex import checkpoint_files
+from apex.checkpoint_files import Part
 from apex.run_folder import RunFolder
 from apex.schema import intake_nbytes
 from launch import local
@@ -236,6 +238,22 @@ class TestChanges:
         assert len(masses) - 60 <= sum(r.size for r in now) <= len(masses) + 60
         for r in now:
             r.check()
+
+    def test_a_checkpoint_of_which_a_rank_s_part_is_not_seen_is_none_and_the_run_goes_on(self, runs, capsys, monkeypatch):
+        finish = Part.finish
+
+        def lose(part, values):
+            finish(part, values)
+            if part.name == "replay-1" and "000000030" in part.folder.name:
+                (part.folder / "replay-1.json").unlink()
+
+        monkeypatch.setattr(Part, "finish", lose)
+        monkeypatch.setattr(checkpoint_files, "PARTS_SEEN_S", 0.1)
+        run = runs("run", replay__ranks=2)
+        assert list(run.train(65)) == list(range(1, 66))
+        assert "apex: warning: no checkpoint step-000000030: its part replay-1 was written but is not seen in" in capsys.readouterr().err
+        assert sorted(path.name for path in run.folder.checkpoints.glob("*step-*")) == ["step-000000060", "step-000000065"]
+        assert list(run.resume(70)) == list(range(66, 71))
 
     def test_without_replay_in_its_checkpoints_a_run_goes_on_with_an_empty_one(self, runs):
         run = runs("run", replay__checkpoint="false")

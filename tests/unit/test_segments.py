@@ -63,7 +63,7 @@ class Keeper:
         partial = self.announced.partial(self.folder)
         if whole:
             about = {"learner_steps": self.steps, "config": to_tables(self.config), "replay_ranks": 1, "num_actors": 1}
-            checkpoint_files.seal(partial, self.folder / self.announced.name, about)
+            checkpoint_files.seal(partial, self.folder / self.announced.name, about, ["replay-0"])
             self.base = self.steps
         else:
             shutil.rmtree(partial)

@@ -9,6 +9,7 @@ import pytest
 
 from apex.config import ConfigError
 from launch import submit
+from launch.main import main
 from launch.submit import SCRIPTS, Request, fill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,13 @@ def options(text: str) -> list[str]:
 
 def test_there_is_a_script_of_each_kind():
     assert {path.stem for path in ALL} == set(submit.KINDS)
+
+
+def test_the_command_offers_every_kind(capsys):
+    for kind in submit.KINDS:
+        nodes = ["--nodes", "2"] if kind in ("many", "requeue") else []
+        assert main(["submit", "cartpole", "--kind", kind, *nodes, "--dry-run"]) == 0
+        assert "# sbatch THIS_FILE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)

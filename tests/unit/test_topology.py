@@ -37,12 +37,19 @@ def test_every_rank_has_one_role_and_every_index_one_rank(replay_ranks, actors):
     by_range = {REPLAY: topology.replay_ranks_range, ACTOR: topology.actor_ranks, EVALUATOR: [topology.evaluator_rank]}
     for role, ranks in by_range.items():
         assert [topology.role(rank) for rank in ranks] == [(role, i) for i in range(len(ranks))]
+    assert [topology.rank(*at) for at in found] == list(range(topology.size))
 
 
 @pytest.mark.parametrize("rank", [-1, 4, 100])
 def test_a_rank_outside_the_world_has_no_role(rank):
     with pytest.raises(ValueError, match=f"rank {rank} is outside a world of 4"):
         make(config(), 4).role(rank)
+
+
+@pytest.mark.parametrize("role, index", [(LEARNER, 1), (REPLAY, 2), (EVALUATOR, 1), (ACTOR, 3), (ACTOR, -1), (LEARNER, -1)])
+def test_a_role_has_no_rank_for_an_index_it_does_not_have(role, index):
+    with pytest.raises(ValueError, match=f"{role} {index} is outside a world of 7"):
+        make(config(replay_ranks=2), 7).rank(role, index)
 
 
 def test_by_default_there_are_as_many_actors_as_configured():
