@@ -15,8 +15,10 @@ from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
 from apex.ports import WORDS
+from apex.refusals import Refusals, Refusing
 from apex.schema import Limits
-from apex.topology import LEARNER_RANK, Topology
+from apex.topology import LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.transport.checked import Arrived, Bin, probe
 from apex.transport.shared import neighbours
 
 INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, ANNOUNCEMENT, ANSWER = range(1, 12)
@@ -25,32 +27,33 @@ NOTHING = np.zeros(0, np.uint8)
 REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
 
 
-class MpiPort:
+class MpiPort(Refusing):
     """What every role may ask (see ``apex.ports.Port``)."""
 
     def __init__(self, comm: MPI.Comm, topology: Topology, limits: Limits, share: bool):
         self.comm, self.topology, self.limits = comm.Dup(), topology, limits
         self.announcements = comm.Dup()  # which a rank looks for now and then: probes for other messages must not find them
-        self._looks_at = 0.0
+        self.intake = comm.Dup()  # whose messages wait until there is a place for them; those behind must not
+        self._looks_at = self._sweeps_at = 0.0
+        self.refusals = Refusals(topology.name(comm.rank))
+        self._bin = Bin(self.refusals)
         self.role, self.index = topology.role(comm.rank)
         entries = max(limits.intake_in_flight, limits.prefetch) + 1
         self._desk, self.peers = neighbours(comm.rank, comm.size, entries, comm.allgather) if share else (None, {})
         self.ranks_here = _ranks_here(comm)
         self._sends: list[tuple[MPI.Request, str, object, object]] = []
-        self._stop_receive: MPI.Request | None = None
         self._finishing, self._barrier, self.finished = False, None, False
         self._report, self._report_free = np.zeros(MAX_REPORT), True
         self._asked_to_stop = False
         self.stopping = False
-        if comm.rank != LEARNER_RANK:
-            self._stop_receive = self.comm.Irecv([NOTHING, MPI.BYTE], LEARNER_RANK, STOP)
 
     def progress(self) -> None:
-        """Complete sends, notice the end, and step towards the final barrier."""
+        """Complete sends, hear a message, and step towards the final barrier."""
         self._complete_sends()
-        if self._stop_receive is not None and self._stop_receive.Test():
-            self._stop_receive, self.stopping = None, True
-        if self._sends or self._open_receives() or any(peer.open for peer in self.peers.values()):
+        self._bin.settle()
+        self._hear()
+        self._sweep()
+        if self._sends or not self._bin.is_empty or self._open_receives() or any(peer.open for peer in self.peers.values()):
             return
         if self._barrier is not None:
             self.finished = self.finished or self._barrier.Test()
@@ -72,12 +75,12 @@ class MpiPort:
         if now < self._looks_at:
             return None
         self._looks_at = now + _LOOKS_EVERY_S
-        message = self.announcements.Improbe(LEARNER_RANK, ANNOUNCEMENT)
-        if message is None:
+        arrived = probe(self.announcements)
+        if arrived is None:
             return None
-        words = np.empty(WORDS, np.int64)
-        message.Recv([words, MPI.BYTE])
-        return words
+        if (arrived.source, arrived.tag, arrived.nbytes) == (LEARNER_RANK, ANNOUNCEMENT, 8 * WORDS):
+            return arrived.take().view(np.int64)
+        return self._drop(arrived)
 
     def answer(self, words: np.ndarray) -> None:
         """Send a copy to the learner."""
@@ -102,7 +105,7 @@ class MpiPort:
 
     def _send(self, message: np.ndarray, dest: int, tag: int, what: str, done=None) -> None:
         """Send uint8 ``message``; it is kept alive, and ``done()`` called, when the receiver has it."""
-        request = self.comm.Issend([message, MPI.BYTE], dest, tag)
+        request = (self.intake if tag == INTAKE else self.comm).Issend([message, MPI.BYTE], dest, tag)
         self._sends.append((request, what, dest, done))
 
     def _send_or_lend(self, message: np.ndarray, dest: int, tag: int, what: str, done) -> None:
@@ -142,11 +145,35 @@ class MpiPort:
     def _free_report(self) -> None:
         self._report_free = True
 
-    def _receive(self, message: MPI.Message, status: MPI.Status, into: np.ndarray) -> np.ndarray:
-        """Receive a matched small message into the front of ``into``; return that part."""
-        part = into[: status.Get_count(MPI.BYTE)]
-        message.Recv([part, MPI.BYTE])
-        return part
+    def _hear(self) -> bool:
+        """Take a message if there is one; return whether there was."""
+        arrived = probe(self.comm)
+        if arrived is not None:
+            self._take(arrived)
+        return arrived is not None
+
+    def _take(self, arrived: Arrived) -> None:
+        """Receive what this rank expects, and drop all else; a role's own messages come first."""
+        if (arrived.source, arrived.tag, arrived.nbytes) == (LEARNER_RANK, STOP, 0) and self.comm.rank != LEARNER_RANK:
+            arrived.take()
+            self.stopping = True
+        else:
+            self._drop(arrived)
+
+    def _sweep(self) -> None:
+        """Drop what is on communicators on which this rank expects nothing; MPI is asked every ``_LOOKS_EVERY_S``."""
+        now = time.monotonic()
+        if now < self._sweeps_at:
+            return
+        self._sweeps_at = now + _LOOKS_EVERY_S
+        expected = {LEARNER: (), REPLAY: (self.intake, self.announcements)}.get(self.role, (self.announcements,))
+        for comm in (self.intake, self.announcements):
+            arrived = None if comm in expected else probe(comm)
+            if arrived is not None:
+                self._drop(arrived)
+
+    def _drop(self, arrived: Arrived) -> None:
+        self._bin.drop(arrived, self.topology.name(arrived.source))
 
 
 def _ranks_here(comm: MPI.Comm) -> int:

@@ -98,7 +98,7 @@ class Peer:
     def settle(self) -> None:
         """Notice what the other rank has taken."""
         left = self._sent - self._theirs[self._their_row + _TAKEN]
-        while len(self.open) > left:
+        while left >= 0 and len(self.open) > left:  # nobody has taken more than was sent
             _, done = self.open.popleft()
             if done is not None:
                 done()
@@ -108,7 +108,14 @@ class Peer:
         return self._theirs[self._their_row + _SENT] != self._taken
 
     def borrow(self) -> np.ndarray | None:
-        """Return the payload (uint8, read-only) of the oldest message that is here, None for a refusal."""
+        """Return the payload (uint8, read-only) of the oldest message that is here, None for a refusal.
+
+        Raises ValueError or OSError where what the other rank has written lies in none of its outboxes; it is to be given back all the same.
+        """
+        sent = self._theirs[self._their_row + _SENT]
+        if not 0 < sent - self._taken <= self._desk.entries:
+            self._taken = sent - 1  # all of it is given back at once
+            raise ValueError(f"a count of {sent}")
         entry = self._their_row + _ENTRIES + 2 * (self._taken % self._desk.entries)
         place, nbytes = self._theirs[entry], self._theirs[entry + 1]
         if nbytes == _REFUSAL:
@@ -118,6 +125,8 @@ class Peer:
         if box is None:
             fd, size = self._theirs[_BOX + 2 * number], self._theirs[_BOX + 2 * number + 1]
             box = self._boxes[number] = np.frombuffer(_open(self._pid, fd, size), np.uint8)
+        if not 0 <= nbytes <= len(box) - place:
+            raise ValueError(f"{nbytes} bytes at {place} of {len(box)}")
         return box[place : place + nbytes]
 
     def give_back(self) -> None:
