@@ -31,7 +31,7 @@ class Role:
             return self._end()
         if announced is not None:
             # A step of its own: where roles take turns, nothing then moves between the first part of a checkpoint and the last.
-            self.heed(Announcement.of(announced))
+            self._hear(announced)
             return True
         self._report_if_due()
         return self.work()
@@ -67,6 +67,14 @@ class Role:
 
     def close(self) -> None:
         """Free what the role holds."""
+
+    def _hear(self, words) -> None:
+        try:
+            announced = Announcement.of(words)
+        except ValueError as refusal:
+            self.port.refuse(str(refusal))
+        else:
+            self.heed(announced)
 
     def _end(self) -> bool:
         if not self._finishing and self.report():  # the last counts wait for an earlier report to arrive

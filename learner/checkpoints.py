@@ -25,6 +25,7 @@ from apex.config import Config, to_tables
 from apex.ports import LearnerPort
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 
+_MAX_ERRNO = 4095  # as the kernel has it
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
 
@@ -98,6 +99,7 @@ class Checkpoints:
         self._last_steps = steps  # of the last that was begun
         self._due = self._next_due(max(steps, 0))
         self._owing: set[int] = set()  # ranks that have not answered, whichever checkpoint they were last told of
+        self._told: dict[int, int] = {}  # its number
         self._writing: _Writing | None = None
         self._final = False
         self._at_once = config.run.transport == "local"  # so that a run does not depend on how fast its disk is
@@ -124,6 +126,7 @@ class Checkpoints:
         self._writing = _Writing(announced, self.checkpoints, self.config, self.topology)
         copies = take()
         for rank in set(range(1, self.topology.size)) - self._owing:
+            self._told[rank] = self._number
             self.port.announce(rank, announced.words())
             self._owing.add(rank)
         self._writing.pause_s = time.perf_counter() - start
@@ -133,8 +136,11 @@ class Checkpoints:
         """Take answers, and conclude what has been written; return whether there was anything."""
         heard = self.port.poll_answers()
         for role, index, words in heard:
-            self._owing.discard(self._rank(role, index))
-            reply = Reply.of(words)
+            rank, reply = self._rank(role, index), Reply.of(words)
+            if rank not in self._owing or reply.number != self._told.get(rank) or not 0 <= reply.error <= _MAX_ERRNO:
+                self.port.refuse(f"an answer of {role} {index} to no checkpoint that it was told of")
+                continue
+            self._owing.discard(rank)
             writing = self._writing  # once it has all answers, its thread reads them: what comes later is too late
             if writing is not None and reply.number == writing.announced.number and not writing.answered.is_set():
                 self._writing.answers[role, index] = reply

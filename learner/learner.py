@@ -14,6 +14,7 @@ from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, 
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner.checkpoints import Checkpoints, to_cpu
 from learner.importance import ImportanceWeights
+from learner.checked import what_is_wrong
 from learner.record import Record
 from learner.train_step import NotFinite, StepResult, TrainStep
 
@@ -31,7 +32,7 @@ class Learner(Role):
         self.config, self.record = config, record
         self.train = TrainStep(config, spec)
         self.importance = ImportanceWeights(config.learner.beta, config.learner.is_normalizer, topology.replay_ranks)
-        self._samples = sample_layout(spec, config.learner.batch_size)
+        self._samples, self._num_actions = sample_layout(spec, config.learner.batch_size), spec.num_actions
         self._make_messages(config)
         self._turn = self._requested = 0  # replay rank that is asked next; batches asked for
         self._param_version = 0
@@ -86,6 +87,10 @@ class Learner(Role):
 
     def _train(self, replay: int, message: np.ndarray) -> None:
         views = self._samples.views(message)
+        wrong = what_is_wrong(views, self._num_actions)
+        if wrong is not None:
+            self.port.refuse(f"a sample batch of replay {replay}: {wrong}")
+            return
         try:
             result = self.train(views, self.importance(replay, views))
         except NotFinite as error:
@@ -175,7 +180,11 @@ class Learner(Role):
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()
         for report in reports:
-            evaluated = self.record.hear(report)
+            try:
+                evaluated = self.record.hear(report)
+            except ValueError as refusal:
+                self.port.refuse(str(refusal))
+                continue
             if evaluated is not None:
                 self._keep_best(evaluated)
         return bool(reports)

@@ -11,7 +11,6 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.refusals import Refusals
-from apex.transport.shared import Peer
 
 
 class Arrived:
@@ -62,23 +61,3 @@ class Bin:
     def is_empty(self) -> bool:
         """Whether all has been received."""
         return not self._going
-
-
-REFUSED = object()
-
-
-def borrow(peer: Peer, fits, refusals: Refusals):
-    """Return the oldest payload that a peer lends, None for its refusal, or ``REFUSED`` where it is not one that ``fits(nbytes)``.
-
-    What is refused has been given back.
-    """
-    try:
-        message = peer.borrow()
-        if message is None or fits(len(message)):
-            return message
-        why = f"{len(message)} bytes lent by rank {peer.rank}"
-    except (ValueError, OverflowError, OSError) as error:
-        why = f"what rank {peer.rank} lends: {error}"
-    refusals.add(why)
-    peer.give_back()
-    return REFUSED

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import ALIGNMENT, Limits, aligned_bytes
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.checked import REFUSED, Arrived, borrow, probe
+from apex.transport.checked import Arrived, probe
 from apex.transport.credits import IntakeCredits
 from apex.transport.mpi_learner import MpiLearnerPort
 from apex.transport.mpi_port import (
@@ -25,6 +25,7 @@ from apex.transport.mpi_port import (
     MpiPort,
 )
 from apex.transport.mpi_relay import Relay
+from apex.transport.shared import REFUSED, borrow
 
 _TURNS = 8
 

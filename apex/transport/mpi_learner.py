@@ -12,7 +12,7 @@ from apex.metrics import REPORT_FIELDS
 from apex.ports import WORDS, Answer, Report
 from apex.schema import ALIGNMENT, Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.checked import REFUSED, Arrived, borrow
+from apex.transport.checked import Arrived
 from apex.transport.learner_side import LearnerSide
 from apex.transport.mpi_port import (
     ANNOUNCEMENT,
@@ -30,6 +30,7 @@ from apex.transport.mpi_port import (
     MpiPort,
 )
 from apex.transport.publishes import Publish, answer
+from apex.transport.shared import REFUSED, borrow
 
 _MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
 _SPARE_PUBLISHES = 4  # beside one for each acting rank: the newest, the one being written, and the evaluator's last two
@@ -163,7 +164,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         elif source == LEARNER_RANK or arrived.nbytes != self._length(tag, source):
             self._drop(arrived)
         elif tag == WEIGHT_REQUEST:
-            self._weight_requests[source] = int(arrived.take().view(np.int64)[0])
+            self._take_request(source, int(arrived.take().view(np.int64)[0]))
         elif tag == REPORT:
             self._reports.append(Report(*self.topology.role(source), arrived.take().view(np.float64)))
         elif tag == ANSWER:
@@ -171,6 +172,12 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         else:
             arrived.take()
             self.stop_requested = True
+
+    def _take_request(self, source: int, wanted: int) -> None:
+        if wanted < 0:
+            self.refuse(f"a request of {self.topology.name(source)} for weights of {wanted} learner steps")
+        else:
+            self._weight_requests[source] = wanted
 
     def _length(self, tag: int, source: int) -> int | None:
         """Return the bytes of a small message that this rank may send, None where it may not."""

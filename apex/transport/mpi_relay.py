@@ -65,7 +65,11 @@ class Relay:
     def take(self, arrived: Arrived) -> bool:
         """Take a request of a rank that is served, or the learner's answer; return whether it was one."""
         if arrived.tag == WEIGHT_REQUEST and arrived.nbytes == 8 and arrived.source in self._served:
-            self._waiting[arrived.source] = int(arrived.take().view(np.int64)[0])
+            wanted = int(arrived.take().view(np.int64)[0])
+            if wanted < 0:
+                self._port.refuse(f"a request for weights of {wanted} learner steps")
+            else:
+                self._waiting[arrived.source] = wanted
             return True
         if (arrived.source, arrived.tag) != (LEARNER_RANK, WEIGHTS) or self._arriving is None or self._receive is not None:
             return False

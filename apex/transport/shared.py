@@ -24,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from apex.refusals import Refusals
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _KEEP_ORDER = ("x86_64", "AMD64")
 _WORD, _LINE = 8, 8  # bytes of a word, words of a cache line
@@ -137,6 +139,26 @@ class Peer:
     def has_nonce(self, nonce: int) -> bool:
         """Whether the desk that was opened is the one that this was written on."""
         return self._theirs[_NONCE] == nonce
+
+
+REFUSED = object()
+
+
+def borrow(peer: Peer, fits, refusals: Refusals):
+    """Return the oldest payload that a peer lends, None for its refusal, or ``REFUSED`` where it is not one that ``fits(nbytes)``.
+
+    What is refused has been given back.
+    """
+    try:
+        message = peer.borrow()
+        if message is None or fits(len(message)):
+            return message
+        why = f"{len(message)} bytes lent by rank {peer.rank}"
+    except (ValueError, OverflowError, OSError) as error:
+        why = f"what rank {peer.rank} lends: {error}"
+    refusals.add(why)
+    peer.give_back()
+    return REFUSED
 
 
 def identity() -> str:

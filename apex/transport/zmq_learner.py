@@ -141,7 +141,7 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
             take.get(message.kind, lambda _: self._hub.refuse())(message.rank)
         elif message.kind == NO_SAMPLE and self.stopping:
             self._answered(message.rank, None)
-        elif message.kind == WEIGHT_REQUEST and message.rank >= self.topology.evaluator_rank:
+        elif message.kind == WEIGHT_REQUEST and message.rank >= self.topology.evaluator_rank and message.arg >= 0:
             self._weight_requests[message.rank] = message.arg
         elif message.kind == STOP_REQUEST:
             self.stop_requested = True
