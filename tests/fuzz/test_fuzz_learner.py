@@ -24,7 +24,7 @@ from replay_rank.service import ReplayService
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SPEC, BATCH = EnvSpec((4,), "float32", 1, 2), 16
-SAMPLES, REPORTS, ANSWERS, ANNOUNCEMENTS = 1_500, 20_000, 10_000, 5_000
+SAMPLES, REPORTS, ANSWERS, ANNOUNCEMENTS = 1_000, 20_000, 10_000, 5_000
 SETTINGS = [
     f"learner.batch_size={BATCH}", "algorithm.hidden=8", "actor.count=2", "replay.min_size=100", "learner.max_skipped_steps=1000000",
     "run.max_learner_steps=100000000", "run.stop_at_target=false", "learner.checkpoint_period=100000000", "run.transport=local",
