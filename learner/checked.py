@@ -8,10 +8,10 @@ _ROUNDING = 0.999  # far more than any index rounds by
 
 
 def what_is_wrong(views: dict[str, np.ndarray], num_actions: int) -> str | None:
-    """Return what is wrong with the views of a sample message, None where nothing is.
+    """Return what is wrong with the views of a sample message; None where nothing is.
 
     An action that there is not would be read beyond the end of the Q-values; a probability or minimum that is none would
-    give weights above 1, or poison the importance-sampling weights of later batches too. What makes only this batch's loss NaN is left to the train step.
+    give weights above 1, or poison those of later batches too. What makes only this batch's loss NaN is left to the train step.
     """
     action, probability = views["action"], views["probability"]
     total, minimum = float(views["total"][0]), float(views["minimum"][0])

@@ -12,9 +12,9 @@ from apex.role import Role
 from apex.saved import Saved
 from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from learner.checked import what_is_wrong
 from learner.checkpoints import Checkpoints, to_cpu
 from learner.importance import ImportanceWeights
-from learner.checked import what_is_wrong
 from learner.record import Record
 from learner.train_step import NotFinite, StepResult, TrainStep
 

@@ -48,7 +48,7 @@ class FrameStore:
         raise ValueError(f"intake batch of actor {actor}: {wrong}")
 
     def _not_finite(self, place: int, count: int, frames: int) -> str | None:
-        """Return the name of a column, or the frames, in which a number is NaN or infinite. (Priorities are looked at where masses are made.)"""
+        """Return the name of a column, or ``frames``, that holds a NaN or an infinity. Priorities are looked at where masses are made."""
         columns = {name: self.views[name][place, :count] for name in ("reward", "discount")}
         if self._float_frames:
             columns["frames"] = self.views["frames"][place, :frames]

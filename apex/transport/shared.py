@@ -112,7 +112,8 @@ class Peer:
     def borrow(self) -> np.ndarray | None:
         """Return the payload (uint8, read-only) of the oldest message that is here, None for a refusal.
 
-        Raises ValueError or OSError where what the other rank has written lies in none of its outboxes; it is to be given back all the same.
+        Raises ValueError, OverflowError or OSError where what the other rank has written lies in none of its outboxes; it
+        is to be given back all the same.
         """
         sent = self._theirs[self._their_row + _SENT]
         if not 0 < sent - self._taken <= self._desk.entries:

@@ -21,3 +21,13 @@ def pytest_terminal_summary(terminalreporter):
     """Print the total."""
     if _TRIED:
         terminalreporter.write_line(f"fuzz: {sum(_TRIED.values())} inputs in {len(_TRIED)} tests")
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Four ranks over ZeroMQ (see ``zmq_oracle``)."""
+    from zmq_oracle import FourRanks
+
+    four = FourRanks(tmp_path)
+    yield four
+    four.close()

@@ -97,7 +97,8 @@ def test_a_sample_batch_is_trained_on_skipped_or_refused_and_the_networks_stay_f
     for _ in range(SAMPLES):
         good = good_sample(nprng)
         width = rng.choice([4, 8])
-        message = good if rng.random() < 0.1 else overwrite(rng, good[:front], width) + good[front:] if rng.random() < 0.7 else overwrite(rng, good, width)
+        message = overwrite(rng, good[:front], width) + good[front:] if rng.random() < 0.7 else overwrite(rng, good, width)
+        message = good if rng.random() < 0.1 else message
         before = learner.train.learner_steps, learner.counters["skipped_steps"], world.refused
         world.answer_request(message)
         after = learner.train.learner_steps, learner.counters["skipped_steps"], world.refused

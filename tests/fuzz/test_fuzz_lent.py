@@ -58,7 +58,7 @@ def test_counts_of_any_numbers_cost_one_message_at_most(tried):
         desks[0].words[desks[0].row(1)] = rng.choice(EDGES)  # what the sender says that it has sent
         if receiver.has_sent() and borrow(receiver, lambda n: True, refusals) is not REFUSED:
             receiver.give_back()
-        for attempt in range(3):
+        for _ in range(3):
             sender.lend(7, 3, "message")
             arrived = borrow(receiver, lambda n: True, refusals) if receiver.has_sent() else REFUSED
             if arrived is not REFUSED:

@@ -5,24 +5,20 @@ the count of refusals is exact.
 """
 
 import random
-import time
 
 import numpy as np
 import pytest
-import zmq
-from mutations import EDGES, header, mutate, mutate_frames
+from mutations import EDGES, header, mutate_frames
+from zmq_goes_on import WEIGHTS, goes_on, heard_all, polled, settle
 from zmq_oracle import (
     ACTOR,
     EVALUATOR,
-    LARGEST,
     LEARNER,
     LIMITS,
     REPLAY,
     TOPOLOGY,
-    FourRanks,
     actor_takes_of_learner,
     learner_takes,
-    memory,
     replay_takes_of_actor,
     replay_takes_of_learner,
     report,
@@ -31,41 +27,9 @@ from zmq_oracle import (
 from apex.ports import WORDS, IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import aligned_bytes
 from apex.transport import zmq_port as kinds
-from apex.transport.zmq_link import Hub, Link, name
-from apex.transport.zmq_world import _encoded, _read
 
 INPUTS = 16_000
 ROUND = 50  # messages sent before they are read; fewer than a socket takes in unread
-WEIGHTS = 4000
-
-
-@pytest.fixture
-def ranks(tmp_path):
-    four = FourRanks(tmp_path)
-    yield four
-    four.close()
-
-
-def settle(step, done) -> None:
-    """Step until ``done()``; what is on its way on this host takes moments."""
-    deadline = time.monotonic() + 30
-    while True:
-        step()
-        if done():
-            return
-        assert time.monotonic() < deadline, "it has not come"
-
-
-def polled(seen: list, poll) -> None:
-    """Append what ``poll`` returns, if anything."""
-    event = poll()
-    if event is not None and event is not False:
-        seen.append(event)
-
-
-def heard_all(port, before: int, refused: int) -> bool:
-    assert port.refused <= before + refused, "something good was refused"
-    return port.refused == before + refused
 
 
 def rounds(rng, make, takes, tried, inputs=INPUTS):
@@ -122,18 +86,23 @@ def test_a_replay_rank_takes_intake_that_fits_and_counts_the_rest(ranks, tried):
         for frames, _ in batch:
             sender.send_multipart(frames)
 
-        def take(got=got):
-            event = replay.poll(landing[: LIMITS.intake_nbytes])
-            if isinstance(event, IntakeEvent):
-                got.append(landing[: event.nbytes].tobytes())
-
-        settle(take, lambda: len(got) == len(expected) and heard_all(replay, before, len(batch) - len(expected)))
+        bad = len(batch) - len(expected)
+        settle(
+            lambda got=got: take_intake(replay, landing, got),
+            lambda got=got, good=expected, bad=bad, before=before: len(got) == len(good) and heard_all(replay, before, bad),
+        )
         assert got == expected
         before = ranks[ACTOR].refused
-        settle(ranks[ACTOR].progress, lambda before=before, n=len(got): heard_all(ranks[ACTOR], before, n))  # it had sent none
+        settle(ranks[ACTOR].progress, lambda before=before, got=got: heard_all(ranks[ACTOR], before, len(got)))  # it had sent none
     assert (landing[LIMITS.intake_nbytes :] == 0x5A).all(), "written beyond the place that intake lands in"
     assert (ranks[ACTOR]._in_flight, ranks[ACTOR]._credits.in_flight) == ([type(ranks[ACTOR]._in_flight[0])()], [0])
     goes_on(ranks)
+
+
+def take_intake(replay, landing: np.ndarray, got: list[bytes]) -> None:
+    event = replay.poll(landing[: LIMITS.intake_nbytes])
+    if isinstance(event, IntakeEvent):
+        got.append(landing[: event.nbytes].tobytes())
 
 
 def test_a_replay_rank_takes_what_the_learner_may_send_and_counts_the_rest(ranks, tried):
@@ -217,8 +186,6 @@ def test_an_actor_gets_back_only_batches_that_are_on_their_way_and_the_oldest_fi
             frames = mutate_frames(rng, rng.choice(good) if rng.random() < 0.1 else [header(kinds.INTAKE_TAKEN, rng.choice(EDGES))])
             if tokens and frames == [header(kinds.INTAKE_TAKEN, tokens[0])]:
                 tokens.pop(0)
-            elif not frames[1:] and frames[0][:8] == header(kinds.INTAKE_TAKEN)[:8] and tokens and frames[0][8:] == tokens[0].to_bytes(8, "little"):
-                tokens.pop(0)
             else:
                 refused += 1
             hub.socket.send_multipart([hub._name_of[ACTOR], *frames])
@@ -227,7 +194,7 @@ def test_an_actor_gets_back_only_batches_that_are_on_their_way_and_the_oldest_fi
         for token in tokens:
             hub.send(ACTOR, kinds.INTAKE_TAKEN, token)
         done = []
-        settle(lambda: (actor.progress(), done.extend(actor.completed_intake())), lambda: len(done) == 2)
+        settle(lambda done=done: (actor.progress(), done.extend(actor.completed_intake())), lambda done=done: len(done) == 2)
         assert done == [11, 12] and actor._credits.in_flight == [0]
     drain(ranks)
     goes_on(ranks)
@@ -239,167 +206,3 @@ def drain(ranks) -> None:
     landing = aligned_bytes(LIMITS.intake_nbytes)
     settle(lambda: polled(taken, lambda: ranks[REPLAY].poll(landing)), lambda: len(taken) == 2 * (INPUTS // ROUND))
     settle(actor.progress, lambda: heard_all(actor, before, 2 * (INPUTS // ROUND)))
-
-
-# --- strangers, oversized, floods -------------------------------------------------------------------
-
-
-def test_strangers_are_refused_whatever_they_call_themselves(ranks, tried):
-    tried.least = INPUTS
-    rng = random.Random(5)
-    with zmq.Context() as context:
-        for rank in (LEARNER, REPLAY):
-            port = ranks[rank]
-            for wrong in [None, b"r", name(b"x" * 16, 3), name(b"t" * 15, 3), name(b"t" * 16, 77), rng.randbytes(255)]:
-                stranger = context.socket(zmq.DEALER)
-                if wrong is not None:
-                    stranger.routing_id = wrong
-                stranger.connect(port._hub.endpoint)
-                count = INPUTS // 12 + 1
-                before, sent = port.refused, 0
-                while sent < count:
-                    few = min(ROUND, count - sent)
-                    for _ in range(few):
-                        stranger.send_multipart(mutate_frames(rng, [header(rng.randrange(1, 20)), rng.randbytes(rng.randint(0, 500))]))
-                    sent += few
-                    settle(lambda: port._hub.receive(), lambda: port.refused >= before + sent)
-                tried(count)
-                stranger.close(0)
-                settle(port._hub.count_cuts, lambda: port.refused == before + count + 1)  # it has gone
-    goes_on(ranks)
-
-
-@pytest.mark.parametrize("nbytes", [LARGEST + 1000, 16 << 20, 256 << 20], ids=lambda n: f"{n} bytes")
-def test_an_oversized_message_costs_its_sender_the_connection_is_counted_and_takes_no_memory(ranks, tried, nbytes):
-    tried.least = 4
-    before = memory()
-    with zmq.Context() as context:
-        for rank in (LEARNER, REPLAY):
-            port, refused = ranks[rank], ranks[rank].refused
-            for frames in ([bytes(nbytes)], [header(kinds.INTAKE), bytes(nbytes)]):
-                stranger = context.socket(zmq.DEALER)
-                stranger.linger = 0
-                stranger.connect(port._hub.endpoint)
-                stranger.send_multipart(frames, copy=False)
-                tried()
-                settle(port._hub.count_cuts, lambda port=port, refused=refused: port.refused > refused)
-                refused = port.refused
-                stranger.close(0)
-    assert memory() - before < nbytes // 2 + (64 << 20)
-    goes_on(ranks)
-
-
-def test_one_that_is_only_a_little_too_large_is_refused_and_keeps_its_connection(ranks, tried):
-    tried.least = 3
-    replay, sender = ranks[REPLAY], ranks[ACTOR]._links[REPLAY].socket
-    landing, before = aligned_bytes(LIMITS.intake_nbytes), ranks[REPLAY].refused
-    for nbytes in (LIMITS.intake_nbytes + 1, 1 << 20, LARGEST):
-        sender.send_multipart([header(kinds.INTAKE), bytes(nbytes)])
-        tried()
-    settle(lambda: replay.poll(landing), lambda: heard_all(replay, before, 3))
-    goes_on(ranks)
-
-
-def test_a_rank_that_sends_without_end_to_one_that_does_not_read_makes_it_take_in_only_so_much(tmp_path, tried):
-    tried.least = 2000
-    context = zmq.Context()
-    hub = Hub(context, f"ipc://{tmp_path}/hub", b"t" * 16, [3], "the hub", 1 << 20)
-    there = zmq.Context()  # as in another process: what waits at the sender is the sender's
-    link = Link(there, hub.endpoint, b"t" * 16, 3, 0, "the link")
-    link.socket.sndhwm = 1
-    flood = there.socket(zmq.DEALER)
-    flood.routing_id, flood.sndhwm, flood.linger = name(b"t" * 16, 3), 1, 0
-    link.close()
-    flood.connect(hub.endpoint)
-    payload, sent = bytes(1 << 19), 0
-    while sent < 2000 and flood.poll(500, zmq.POLLOUT):
-        flood.send_multipart([header(kinds.INTAKE), payload])
-        sent += 1
-    tried(2000)
-    assert sent < 200, "a socket that nobody reads takes in without end"
-    got = 0
-    while hub.socket.poll(500):
-        message = hub.receive()
-        got += message is not None and hub.take(len(payload)) is not None
-    assert got >= sent - 1
-    flood.close(0)
-    hub.close()
-    context.destroy(0), there.destroy(0)
-
-
-# --- the values of a world --------------------------------------------------------------------------
-
-
-def test_values_that_are_none_are_refused_while_a_world_starts(tmp_path, tried):
-    tried.least = 20_000
-    rng = random.Random(6)
-    good = [bytes(_encoded(value)) for value in ({"a": [1, 2.5, None, "x"]}, ["ipc:///x/1-0", None, "é"], 17)]
-    good += [b'{"Path": "/a"}', b'{"EnvSpec": {"frame_shape": [4], "frame_dtype": "float32", "stack": 1, "num_actions": 2}}']
-    odd = [b"[" * 100_000, b"9" * 5000, b"NaN", b'{"Path": 5}', b'{"EnvSpec": 5}', b'{"EnvSpec": {"frame_shape": 3}}', b'"\xff"', b"1e999"]
-    with zmq.Context() as context:
-        hub = Hub(context, f"ipc://{tmp_path}/hub", b"t" * 16, [1], "the hub", 1 << 20)
-        link = Link(context, hub.endpoint, b"t" * 16, 1, 0, "the link")
-        for number in range(20_000):
-            payload = rng.choice(odd) if number % 20 == 0 else mutate(rng, rng.choice(good))
-            before = hub.refused
-            link.socket.send_multipart([header(rng.choice([1, 1, 1, 2])), payload])
-            hub.socket.poll(10_000)
-            message = hub.receive()
-            value = _read(hub, message)
-            assert (type(value) is object) == (hub.refused == before + 1) and hub.refused - before <= 1
-            tried()
-        link.send(1, 0, _encoded({"still": "here"}))
-        hub.socket.poll(10_000)
-        assert _read(hub, hub.receive()) == {"still": "here"}
-        hub.close(), link.close()
-
-
-# --- afterwards -------------------------------------------------------------------------------------
-
-
-def goes_on(ranks) -> None:
-    """Check that all four ranks work: intake, a sample with priorities, weights, reports, and an end in order; nothing good is refused."""
-    learner, replay, evaluator, actor = ranks.ports
-    learner.publish(np.full(WEIGHTS, 1, np.uint8))
-    for port in ranks.ports:  # first the answers to what was good, for ranks that have asked for nothing
-        for _ in range(2000):
-            port.progress()
-        port.completed_intake() if port is actor else None
-    learner.poll_reports()
-    before = [port.refused for port in ranks.ports]
-    landing, into = aligned_bytes(LIMITS.intake_nbytes), aligned_bytes(WEIGHTS)
-    seen: set[str] = set()
-    actor.send_intake(7, np.full(100, 7, np.uint8))
-    learner.request_sample(0)
-    actor.request_weights(0, into)
-    evaluator.send_report(np.frombuffer(report(EVALUATOR)))
-
-    def step():
-        for port in ranks.ports:
-            port.progress()
-        event = replay.poll(landing)
-        if isinstance(event, IntakeEvent):
-            assert event == (100, 0) and (landing[:100] == 7).all()
-            seen.add("intake")
-        elif isinstance(event, SampleRequestEvent):
-            buffer = replay.sample_buffer()
-            buffer[:] = 9
-            replay.send_sample(buffer)
-        elif isinstance(event, PriorityEvent):
-            assert (event.message == 3).all()
-            seen.add("priorities")
-        sample = learner.poll_sample()
-        if sample is not None:
-            assert sample[0] == 0 and (sample[1] == 9).all()
-            learner.send_priorities(0, np.full(LIMITS.priority_nbytes, 3, np.uint8))
-        seen.update(["weights"] if actor.poll_weights() else [], ["taken"] if actor.completed_intake() == [7] else [])
-        seen.update("report" for _ in learner.poll_reports())
-
-    settle(step, lambda: seen == {"intake", "priorities", "weights", "taken", "report"})
-    assert (into == 1).all()
-    learner.stop()
-    settle(step, lambda: all(port.stopping for port in ranks.ports))
-    for port in ranks.ports:
-        port.finish()
-    settle(step, lambda: all(port.finished for port in ranks.ports))
-    assert [port.refused for port in ranks.ports] == before

@@ -1,4 +1,4 @@
-"""With ``--transport zmq`` nothing that comes from the network is unpickled: watched in every rank of a real run, and read from the source."""
+"""With ``--transport zmq`` nothing is unpickled: watched in every rank of a real run, and read from the source."""
 
 import ast
 import sys
