@@ -4,7 +4,7 @@ import random
 import struct
 
 HEADER = struct.Struct("<4sIq")  # of a message over ZeroMQ, as docs and zmq_link say; written down again on purpose
-EDGES = [0, 1, -1, 7, 8, 63, 64, 2**15, 2**31 - 1, -(2**31), 2**32, 2**53, 2**62, 2**63 - 1, -(2**63)]
+EDGES = [0, 1, 2, 3, 4, -1, 7, 8, 63, 64, 2**15, 2**31 - 1, -(2**31), 2**32, 2**53, 2**62, 2**63 - 1, -(2**63)]
 
 
 def header(kind: int, arg: int = 0, magic: bytes = b"Apex") -> bytes:

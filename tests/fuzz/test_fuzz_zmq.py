@@ -72,6 +72,16 @@ def test_a_learner_takes_what_is_good_and_counts_the_rest(ranks, tried, rank, ca
     goes_on(ranks)
 
 
+def test_a_refusal_of_a_sample_before_the_end_of_the_run_answers_no_request(ranks):
+    learner, replay = ranks[LEARNER], ranks[REPLAY]
+    learner.request_sample(0)
+    for _ in range(LIMITS.prefetch):
+        replay._learner.send(kinds.NO_SAMPLE)
+    settle(learner.progress, lambda: heard_all(learner, 0, LIMITS.prefetch))
+    replay._learner.send(kinds.SAMPLE, 0, np.full(LIMITS.sample_nbytes, 9, np.uint8))
+    settle(learner.progress, lambda: learner.poll_sample() is not None)
+
+
 # --- to a replay rank -------------------------------------------------------------------------------
 
 
