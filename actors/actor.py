@@ -76,13 +76,19 @@ class Actor(Role):
         return True
 
     def heed(self, announced: Announcement) -> None:
-        """Answer with random state and counters; in one process write down everything. Or take a new place on the ladder."""
-        rung = rank_state.Rung.of(announced)
-        if rung is not None:
-            self.epsilons = actor_epsilons(self.config.actor, *rung)
+        """Answer with random state and counters; in one process write down everything."""
         error = 0 if self.history is None else self._write_part(announced)
         words = rank_state.reply(announced, self.counters, self.rng)
         self.port.answer(Reply.of(words)._replace(error=error).words())
+
+    def hear(self, words: np.ndarray) -> None:
+        """Also take a new place on the epsilon ladder."""
+        rung = rank_state.Rung.of(words)
+        if rung is None:
+            super().hear(words)
+        else:
+            self.epsilons = actor_epsilons(self.config.actor, *rung)
+            self.port.answer(rung.answer())
 
     def waiting_for(self) -> str:
         """Say what the actor waits for."""

@@ -61,8 +61,11 @@ class Announcement(NamedTuple):
 
     @classmethod
     def of(cls, words: np.ndarray) -> Announcement:
-        """Return the announcement that ``words`` carry."""
-        return cls(*words[:3].tolist())
+        """Return the announcement that ``words`` carry; raises ValueError where they carry none."""
+        announced = cls(*words[:3].tolist())
+        if not 0 <= announced.base < announced.number or announced.learner_steps < 0 or words[3:].any():
+            raise ValueError(f"an announcement of checkpoint {announced.number} at step {announced.learner_steps} on {announced.base}")
+        return announced
 
     def partial(self, checkpoints: Path) -> Path:
         """Return the folder that it is written into."""

@@ -30,6 +30,8 @@ MAX_REPORT = max(len(names) for names in REPORT_FIELDS.values())
 # A measurement that has not been made yet is NaN, not 0: a loss of 0 would be news.
 _UNKNOWN_AT_FIRST = {"loss", "td_error", "q_value", "grad_norm", "staleness", "eval_return"}
 
+_LARGEST_COUNT = 2.0**53  # beyond, a float64 no longer counts one by one
+
 # Row key -> (role, ..., report field), summed over the ranks of these roles.
 _WHOLE = {
     "learner_steps": ("learner", "learner_steps"),
@@ -125,9 +127,10 @@ class Hub:
         """Take the report of rank ``index`` of a role: float64, padded at most to MAX_REPORT.
 
         A report older than the one held (by its first field) is ignored. Raises KeyError for an
-        unknown role, IndexError for an unknown rank, ValueError for a wrong length.
+        unknown role, IndexError for an unknown rank, ValueError for a wrong length or a value that its field cannot have.
         """
         report, held = _report(role, vector), self._reports[role]
+        _check_values(role, report)
         if not 0 <= index < len(held):
             raise IndexError(f"{role} {index} reported, but there are {len(held)}")
         if not report[0] < held[index, 0]:
@@ -194,6 +197,13 @@ def _report(role: str, vector) -> np.ndarray:
     if report.ndim != 1 or not least <= len(report) <= MAX_REPORT:
         raise ValueError(f"a report of {role} has {least} to {MAX_REPORT} values, got shape {report.shape}")
     return report[:least]
+
+
+def _check_values(role: str, report: np.ndarray) -> None:
+    for name, value in zip(REPORT_FIELDS[role], report.tolist()):
+        real = name in _UNKNOWN_AT_FIRST or name == "return_sum"  # a loss is what it is
+        if not (real or 0.0 <= value <= _LARGEST_COUNT) or (name == "eval_return" and math.isinf(value)):
+            raise ValueError(f"a report of {role} in which {name} is {value:g}")
 
 
 def _column(reports: dict, role: str, name: str) -> np.ndarray:

@@ -74,6 +74,12 @@ class Port(Protocol):
     ranks_here: int
     """Ranks on this host, this one included."""
 
+    refused: int
+    """Messages that were malformed, too long or not asked for: dropped and counted, the first was told."""
+
+    def refuse(self, why: str) -> None:
+        """Count a message that the role does not take: its length was right, what it holds is not. It has changed nothing."""
+
     def progress(self) -> None:
         """Let messages move; cheap, called often."""
 

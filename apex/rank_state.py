@@ -29,10 +29,14 @@ class Rung(NamedTuple):
         """Return it as the words of an announcement."""
         return Announcement(_NEW_RUNG, *self).words()
 
+    def answer(self) -> np.ndarray:
+        """Return the answer to that."""
+        return Reply(_NEW_RUNG, 0, np.zeros(0, np.int64)).words()
+
     @classmethod
-    def of(cls, announced: Announcement) -> Rung | None:
-        """Return the rung that an announcement tells of, or None where it tells of a checkpoint."""
-        return cls(announced.learner_steps, announced.base) if announced.number == _NEW_RUNG else None
+    def of(cls, words: np.ndarray) -> Rung | None:
+        """Return the rung that an announcement tells of, or None where it tells of something else."""
+        return cls(*words[1:3].tolist()) if words[0] == _NEW_RUNG and 0 <= words[1] < words[2] else None
 
 
 _RNG = slice(0, seeds.WORDS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from apex.checkpoint_files import Announcement
 from apex.metrics import Counters
 from apex.ports import Port
@@ -31,7 +33,7 @@ class Role:
             return self._end()
         if announced is not None:
             # A step of its own: where roles take turns, nothing then moves between the first part of a checkpoint and the last.
-            self.heed(Announcement.of(announced))
+            self.hear(announced)
             return True
         self._report_if_due()
         return self.work()
@@ -67,6 +69,15 @@ class Role:
 
     def close(self) -> None:
         """Free what the role holds."""
+
+    def hear(self, words: np.ndarray) -> None:
+        """Heed what the learner has announced, int64[WORDS], or refuse it."""
+        try:
+            announced = Announcement.of(words)
+        except ValueError as refusal:
+            self.port.refuse(str(refusal))
+        else:
+            self.heed(announced)
 
     def _end(self) -> bool:
         if not self._finishing and self.report():  # the last counts wait for an earlier report to arrive

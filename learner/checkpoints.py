@@ -25,6 +25,7 @@ from apex.config import Config, to_tables
 from apex.ports import LearnerPort
 from apex.topology import LEARNER, REPLAY, Topology
 
+_MAX_ERRNO = 4095  # as the kernel has it
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
 
@@ -100,6 +101,7 @@ class Checkpoints:
         self._due = self._next_due(max(steps, 0))
         self._absent: set[int] = set()  # ranks that are lost
         self._owing: set[int] = set()  # ranks that have not answered, whichever checkpoint they were last told of
+        self._told: dict[int, int] = {}  # its number
         self._writing: _Writing | None = None
         self._final = False
         self._at_once = config.run.transport == "local"  # so that a run does not depend on how fast its disk is
@@ -126,6 +128,7 @@ class Checkpoints:
         self._writing = _Writing(announced, self.checkpoints, self.config, self.topology)
         copies = take()
         for rank in set(range(1, self.topology.size)) - self._owing - self._absent:
+            self._told[rank] = self._number
             self.port.announce(rank, announced.words())
             self._owing.add(rank)
         self._writing.pause_s = time.perf_counter() - start
@@ -135,6 +138,7 @@ class Checkpoints:
         """Announce something else to a rank; return whether it could be, as it owes no answer."""
         if rank in self._owing:
             return False
+        self._told[rank] = int(words[0])
         self.port.announce(rank, words)
         self._owing.add(rank)
         return True
@@ -152,8 +156,11 @@ class Checkpoints:
         """Take answers, and conclude what has been written; return whether there was anything."""
         heard = self.port.poll_answers()
         for role, index, words in heard:
-            self._owing.discard(self.topology.rank(role, index))
-            reply = Reply.of(words)
+            rank, reply = self.topology.rank(role, index), Reply.of(words)
+            if rank not in self._owing or reply.number != self._told.get(rank) or not 0 <= reply.error <= _MAX_ERRNO:
+                self.port.refuse(f"an answer of {role} {index} to no checkpoint that it was told of")
+                continue
+            self._owing.discard(rank)
             writing = self._writing  # once it has all answers, its thread reads them: what comes later is too late
             if writing is not None and reply.number == writing.announced.number and not writing.answered.is_set():
                 self._writing.answers[role, index] = reply

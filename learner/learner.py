@@ -12,6 +12,7 @@ from apex.role import Role
 from apex.saved import Saved
 from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from learner.checked import what_is_wrong
 from learner.checkpoints import Checkpoints, to_cpu
 from learner.company import Company
 from learner.importance import ImportanceWeights
@@ -32,7 +33,7 @@ class Learner(Role):
         self.config, self.record = config, record
         self.train = TrainStep(config, spec)
         self.importance = ImportanceWeights(config.learner.beta, config.learner.is_normalizer, topology.replay_ranks)
-        self._samples = sample_layout(spec, config.learner.batch_size)
+        self._samples, self._num_actions = sample_layout(spec, config.learner.batch_size), spec.num_actions
         self._make_messages(config)
         self._turn = self._requested = 0  # replay rank that is asked next; batches asked for
         self._param_version = 0
@@ -92,6 +93,10 @@ class Learner(Role):
 
     def _train(self, replay: int, message: np.ndarray) -> None:
         views = self._samples.views(message)
+        wrong = what_is_wrong(views, self._num_actions)
+        if wrong is not None:
+            self.port.refuse(f"a sample batch of replay {replay}: {wrong}")
+            return
         try:
             result = self.train(views, self.importance(replay, views))
         except NotFinite as error:
@@ -183,9 +188,13 @@ class Learner(Role):
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()
         for report in reports:
+            try:
+                evaluated = self.record.hear(report)
+            except ValueError as refusal:
+                self.port.refuse(str(refusal))
+                continue
             if self.company is not None:
                 self.company.heard(report.role, report.index)
-            evaluated = self.record.hear(report)
             if evaluated is not None:
                 self._keep_best(evaluated)
         return bool(reports)

@@ -76,10 +76,10 @@ int open_numbers(PyObject *object, Py_buffer *view)
         PyErr_SetString(Unfit, "not an array that C can use");
         return -1;
     }
-    int known = strcmp(view->format, "h") == 0 || strcmp(view->format, "f") == 0;
+    int known = strlen(view->format) == 1 && strchr("hif", view->format[0]) != NULL;
     if (known && (view->len == 0 || (uintptr_t)view->buf % (uintptr_t)view->itemsize == 0))
         return 0;
     PyBuffer_Release(view);
-    PyErr_SetString(Unfit, "not an array of int16 or float32");
+    PyErr_SetString(Unfit, "not an array of int16, int32 or float32");
     return -1;
 }

@@ -272,7 +272,7 @@ static PyObject *module_gather_rows(PyObject *module, PyObject *args)
     return finish(bad, v, 3);
 }
 
-/* within(array, low, high): see within.h; the array is of int16 or float32, contiguous, of any shape. */
+/* within(array, low, high): see within.h; the array is of int16, int32 or float32, contiguous, of any shape. */
 static PyObject *module_within(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -281,7 +281,9 @@ static PyObject *module_within(PyObject *module, PyObject *args)
     Py_buffer v;
     if (!PyArg_ParseTuple(args, "Odd:within", &array, &low, &high) || open_numbers(array, &v) != 0)
         return NULL;
-    int within = v.format[0] == 'h' ? within_int16(v.buf, v.len / 2, low, high) : within_float32(v.buf, v.len / 4, low, high);
+    int within = v.format[0] == 'h'   ? within_int16(v.buf, v.len / 2, low, high)
+                 : v.format[0] == 'i' ? within_int32(v.buf, v.len / 4, low, high)
+                                      : within_float32(v.buf, v.len / 4, low, high);
     PyBuffer_Release(&v);
     return PyBool_FromLong(within);
 }

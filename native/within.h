@@ -1,6 +1,6 @@
 /* within.h - whether all numbers of an array lie between two bounds.
  *
- * The insert path of a replay rank looks at the pointers and priorities of every intake batch before it
+ * The insert path of a replay rank looks at the pointers and columns of every intake batch before it
  * changes anything; for 50 of them the calls into NumPy would take longer than the insert. */
 
 #ifndef APEX_WITHIN_H
@@ -11,6 +11,7 @@
 /* Result: 1 if low <= number[i] <= high for all k numbers, else 0; 1 for none. A NaN is never within.
  * The caller owns the array. O(k), without branches; allocates nothing. */
 int within_int16(const int16_t *number, int64_t k, int64_t low, int64_t high);
+int within_int32(const int32_t *number, int64_t k, int64_t low, int64_t high);
 int within_float32(const float *number, int64_t k, double low, double high);
 
 #endif

@@ -125,6 +125,13 @@ class ReplayService(Role):
             return error.errno or errno.EIO
 
     def _handle(self, event) -> bool:
+        try:
+            self._take(event)
+        except ValueError as refusal:  # nothing has changed
+            self.port.refuse(str(refusal))
+        return event is not None
+
+    def _take(self, event) -> None:
         match event:
             case IntakeEvent(nbytes):
                 self.limiter.count(inserted=self.replay.insert(nbytes))
@@ -133,7 +140,6 @@ class ReplayService(Role):
                 self.replay.update_priorities(views["key"], views["priority"])
             case SampleRequestEvent():
                 self._open_requests += 1
-        return event is not None
 
     def _answer(self) -> bool:
         if not self._open_requests or not self.limiter.may_sample(self.batch_size):

@@ -11,6 +11,7 @@ import numpy as np
 import native
 from apex.schema import EnvSpec, Layout, aligned_bytes, intake_nbytes
 
+_LARGEST = float(np.finfo(np.float32).max)
 _COLUMNS = ("action", "reward", "discount", "param_version")
 
 
@@ -25,6 +26,7 @@ class FrameStore:
         self.batch = layout.fields["action"].shape[0]
         self.buffer = aligned_bytes(num_batches, layout.nbytes)
         self.views = layout.views(self.buffer)
+        self._float_frames = layout.fields["frames"].dtype == np.float32
         self._pointers = self.views["obs_frames"], self.views["next_obs_frames"]
         self._most_frames, self._frame_nbytes = layout.fields["frames"].shape[0], spec.frame_nbytes
 
@@ -37,9 +39,20 @@ class FrameStore:
             wrong = f"{nbytes} bytes for {frames} frames, expected {expected}"
         elif not all(native.within(pointers[place, :count], -1, frames - 1) for pointers in self._pointers):
             wrong = f"obs_frames or next_obs_frames points outside its {frames} frames"
+        elif not native.within(self.views["action"][place, :count], 0, self.spec.num_actions - 1):
+            wrong = f"an action is none of {self.spec.num_actions}"
+        elif (name := self._not_finite(place, count, frames)) is not None:
+            wrong = f"{name} holds a number that is not finite"
         else:
             return count
         raise ValueError(f"intake batch of actor {actor}: {wrong}")
+
+    def _not_finite(self, place: int, count: int, frames: int) -> str | None:
+        """Return the name of a column, or ``frames``, that holds a NaN or an infinity. Priorities are looked at where masses are made."""
+        columns = {name: self.views[name][place, :count] for name in ("reward", "discount")}
+        if self._float_frames:
+            columns["frames"] = self.views["frames"][place, :frames]
+        return next((name for name, column in columns.items() if not native.within(column, -_LARGEST, _LARGEST)), None)
 
     def actor(self, place: int) -> int:
         """Return the index of the actor that sent the batch at ``place``."""

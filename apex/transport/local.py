@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from apex.ports import Answer, IntakeEvent, PriorityEvent, Report, SampleRequestEvent
+from apex.refusals import Refusals, Refusing
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER, REPLAY, Topology
 from apex.transport import local_state
@@ -58,13 +59,14 @@ class _Request:
         self.replay, self.message, self.refused = replay, None, False
 
 
-class LocalPort:
+class LocalPort(Refusing):
     """What every role may ask (see ``apex.ports.Port``)."""
 
     def __init__(self, world: LocalWorld, rank: int):
         self.world, self.rank = world, rank
         self.role, self.index = world.topology.role(rank)
         self.ranks_here = world.topology.size
+        self.refusals = Refusals(world.topology.name(rank))
 
     def progress(self) -> None:
         """Nothing moves by itself here."""

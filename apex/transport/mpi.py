@@ -10,16 +10,18 @@ from mpi4py import MPI
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import ALIGNMENT, Limits, aligned_bytes
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.transport.checked import Arrived
 from apex.transport.credits import IntakeCredits
 from apex.transport.mpi_learner import MpiLearnerPort
 from apex.transport.mpi_newcomer import Joining, meeting
 from apex.transport.mpi_port import (
     INTAKE,
-    NOTHING,
+    PRIORITY,
     REFUSAL,
     REPLACE,
     SAMPLE,
     SAMPLE_REQUEST,
+    STOP,
     WEIGHT_REQUEST,
     WEIGHTS,
     MpiPort,
@@ -28,9 +30,9 @@ from apex.transport.mpi_port import (
 )
 from apex.transport.mpi_relay import Relay
 from apex.transport.mpi_replace import Newcomer, Replacements
-from apex.transport.mpi_ways import Meeting
+from apex.transport.mpi_ways import INTAKES, MESSAGES, Meeting
 from apex.transport.process import own_process
-from apex.transport.shared import Peer
+from apex.transport.shared import REFUSED, Peer, borrow
 
 _TURNS = 8
 
@@ -71,23 +73,21 @@ class MpiActorPort(MpiPort):
     def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met, ranks_here: int):
         super().__init__(meeting, topology, limits, met, ranks_here)
         self._weights_into: np.ndarray | None = None
-        self._weights: MPI.Request | None = None
+        self._weights: MPI.Request | bool | None = None  # False: the run is ending, there will be none
         self._weights_from, self._relay = LEARNER_RANK, None
         self._find_relay()
         self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
         self._completed: list[int] = []
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
-        """Post the receive, then ask."""
+        """Note where they are to go, then ask."""
         if self._weights_into is not None or self.stopping:
             return
         self._weights_into = into
         if self._relay is not None:
             self._relay.request(min_learner_steps, into)
             return
-        if self._weights_from not in self.peers:
-            comm, learner = self.ways.to(LEARNER_RANK)
-            self._weights = comm.Irecv([into, MPI.BYTE], learner, WEIGHTS)
+        self._weights = None
         wanted = np.array([min_learner_steps], np.int64)
         self._send(wanted.view(np.uint8), self._weights_from, WEIGHT_REQUEST, "request for weights")
 
@@ -106,15 +106,18 @@ class MpiActorPort(MpiPort):
 
     def _receive_weights(self) -> bool | None:
         """Return whether the answer is a publish; None while there is none."""
-        status = MPI.Status()
-        return status.Get_count(MPI.BYTE) > len(REFUSAL) if self.ways.tried(self._weights.Test, status) else None
+        if not self._weights:
+            return self._weights
+        return True if self.ways.tried(self._weights.Test) else None
 
     def _take_weights(self) -> bool | None:
         """The same, of a publish that is lent."""
         lender = self.peers[self._weights_from]
         if not lender.has_sent():
             return None
-        message = lender.borrow()
+        message = borrow(lender, lambda nbytes: nbytes == len(self._weights_into), self.refusals)
+        if message is REFUSED:
+            return None
         if message is not None:
             self._weights_into[: len(message)] = message
         lender.give_back()
@@ -149,6 +152,18 @@ class MpiActorPort(MpiPort):
             self.poll_weights()
         super().progress()
 
+    def _take(self, arrived: Arrived) -> None:
+        if self._relay is not None and self._relay.take(arrived):
+            return
+        asked = self._weights_into is not None and self._weights is None and self._relay is None and self._weights_from not in self.peers
+        if asked and (arrived.source, arrived.tag) == (LEARNER_RANK, WEIGHTS) and arrived.nbytes == len(self._weights_into):
+            self._weights = arrived.into(self._weights_into)
+        elif asked and (arrived.source, arrived.tag, arrived.nbytes) == (LEARNER_RANK, WEIGHTS, len(REFUSAL)) and self.stopping:
+            arrived.take()
+            self._weights = False
+        else:
+            super()._take(arrived)
+
     def _intake_done(self, token: int, replay: int) -> None:
         self._credits.give_back(replay)
         self._completed.append(token)
@@ -182,7 +197,8 @@ class MpiReplayPort(MpiPort):
         self._lenders: deque[Peer] = deque()
         self._find_lenders()
         self._priorities = aligned_bytes(limits.priority_nbytes)
-        self._arriving_priorities: tuple[MPI.Request, int] | None = None
+        self._from_learner: MPI.Request | SampleRequestEvent | None = None  # heard, and not handed out; a request is for priorities
+        self._asked = 0  # sample requests that have not been answered
         self._arriving: tuple[MPI.Request, int, int] | None = None
 
     def _make_samples(self) -> list[np.ndarray]:
@@ -201,7 +217,7 @@ class MpiReplayPort(MpiPort):
         """Also meet a process that takes a lost one's place."""
         newcomer = None if self._replacements is None else self._replacements.ended()
         if isinstance(newcomer, Newcomer):
-            self.ways.join(newcomer.rank, newcomer.comm, newcomer.announcements)
+            self.ways.join(newcomer.rank, newcomer.comms)
             if newcomer.peer is not None:
                 self.peers[newcomer.rank] = newcomer.peer
             self._find_lenders()
@@ -226,29 +242,47 @@ class MpiReplayPort(MpiPort):
 
     def send_sample(self, buffer: np.ndarray) -> None:
         """Send the filled buffer."""
+        self._asked -= 1
         self._send_or_lend(buffer, LEARNER_RANK, SAMPLE, "sample batch", lambda: self._free_samples.append(buffer))
 
     def refuse_sample(self) -> None:
         """Send the answer that there is none."""
+        self._asked -= 1
         self._refuse(LEARNER_RANK, SAMPLE, "refusal of a sample")
 
     def _poll_learner(self, landing: np.ndarray | None) -> PriorityEvent | SampleRequestEvent | None:
-        if self._arriving_priorities is None:
-            status = MPI.Status()
-            comm, learner = self.ways.to(LEARNER_RANK)
-            message = self.ways.tried(comm.Improbe, learner, MPI.ANY_TAG, status)
-            if message is None:
-                return None
-            if status.tag in (SAMPLE_REQUEST, REPLACE):
-                self._receive(message, status, NOTHING)
-                return SampleRequestEvent() if status.tag == SAMPLE_REQUEST else self._replacements.begin()
-            # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
-            self._arriving_priorities = message.Irecv([self._priorities, MPI.BYTE]), status.Get_count(MPI.BYTE)
-        request, nbytes = self._arriving_priorities
-        if not self.ways.tried(request.Test):
+        if self._from_learner is None:
+            super()._hear()
+        heard = self._from_learner
+        if heard is None or isinstance(heard, SampleRequestEvent):
+            self._from_learner = None
+            return heard
+        if not self.ways.tried(heard.Test):
             return None
-        self._arriving_priorities = None
-        return PriorityEvent(self._priorities[:nbytes])
+        self._from_learner = None
+        return PriorityEvent(self._priorities)
+
+    def _hear(self) -> bool:
+        """Hear the word to stop, before all else; the rest in ``poll``: the priorities handed out last are valid until then."""
+        arrived = None if self.stopping else self.ways.probe(MESSAGES, LEARNER_RANK, STOP)
+        if arrived is not None:
+            self._take(arrived)
+        return arrived is not None
+
+    def _take(self, arrived: Arrived) -> None:
+        what = (arrived.source, arrived.tag, arrived.nbytes)
+        if what == (LEARNER_RANK, SAMPLE_REQUEST, 0) and self._asked < self.limits.prefetch:
+            arrived.take()
+            self._asked += 1
+            self._from_learner = SampleRequestEvent()
+        elif what == (LEARNER_RANK, REPLACE, 0) and self._replacements is not None:
+            arrived.take()
+            self._replacements.begin()
+        elif what == (LEARNER_RANK, PRIORITY, self.limits.priority_nbytes):
+            # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
+            self._from_learner = arrived.into(self._priorities)
+        else:
+            super()._take(arrived)
 
     def _poll_lent(self, landing: np.ndarray | None) -> IntakeEvent | None:
         """Copy a batch from an actor's memory on this host to where it will live."""
@@ -258,39 +292,29 @@ class MpiReplayPort(MpiPort):
             peer = self._lenders[0]
             self._lenders.rotate(-1)
             if peer.has_sent():
-                message = self._borrowed(peer)
-                if message is None:
-                    continue
+                message = borrow(peer, lambda nbytes: nbytes <= len(landing), self.refusals)
+                if message is REFUSED:
+                    return None
                 landing[: len(message)] = message
                 peer.give_back()
                 return IntakeEvent(len(message), self._actor_of[peer.rank])
         return None
 
-    def _borrowed(self, peer: Peer) -> np.ndarray | None:
-        """Return what a peer lends; None if it is gone, and its memory was never opened."""
-        try:
-            return peer.borrow()
-        except OSError:
-            if self.ways.tolerant:
-                return None
-            raise
-
     def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
         if self._arriving is None and landing is not None:
-            status = MPI.Status()
-            found = self.ways.probe(INTAKE, status)
-            if found is not None:
-                message, source = found
-                nbytes = status.Get_count(MPI.BYTE)
-                self._arriving = message.Irecv([landing[:nbytes], MPI.BYTE]), nbytes, source
+            arrived = self.ways.probe(INTAKES)
+            if arrived is not None and not (arrived.tag == INTAKE and arrived.source in self._actor_of and arrived.nbytes <= len(landing)):
+                return self._drop(arrived)
+            if arrived is not None:
+                self._arriving = arrived.into(landing), arrived.nbytes, arrived.source
         if self._arriving is None:
             return None
         request, nbytes, source = self._arriving
-        arrived = self.ways.tried(request.Test)
-        if arrived is False:
+        has_arrived = self.ways.tried(request.Test)
+        if has_arrived is False:
             return None
         self._arriving = None
-        return IntakeEvent(nbytes, self._actor_of[source]) if arrived else None  # its sender was lost on the way
+        return IntakeEvent(nbytes, self._actor_of[source]) if has_arrived else None  # its sender was lost on the way
 
     def _find_lenders(self) -> None:
         self._lenders = deque(self.peers[rank] for rank in self.topology.actor_ranks if rank in self.peers)
@@ -302,6 +326,6 @@ class MpiReplayPort(MpiPort):
     def _open_receives(self) -> list[str]:
         """Name what has been taken but not yet handed out (its sender may already be done with it), and who is still to join."""
         arriving = [] if self._arriving is None else [f"an intake batch from {self.topology.name(self._arriving[2])}"]
-        if self._arriving_priorities is not None:
-            arriving.append(f"priorities from {self.topology.name(LEARNER_RANK)}")
+        if self._from_learner is not None:
+            arriving.append(f"a message of {self.topology.name(LEARNER_RANK)} to be handled")
         return arriving + ["a new process to join"] * (self._replacements is not None and self._replacements.busy)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
-from apex.metrics import MAX_REPORT
+from apex.metrics import REPORT_FIELDS
 from apex.ports import LOST, NOT_REPLACED, REPLACED, WORDS, Answer, Change, Report
 from apex.schema import ALIGNMENT, Limits, aligned_bytes, weight_header
 from apex.topology import LEARNER_RANK, Topology
+from apex.transport.checked import Arrived
 from apex.transport.learner_side import LearnerSide
 from apex.transport.mpi_port import (
     ANNOUNCEMENT,
@@ -21,6 +22,7 @@ from apex.transport.mpi_port import (
     KILL,
     NOTHING,
     PRIORITY,
+    REFUSAL,
     REPLACE,
     REPORT,
     SAMPLE,
@@ -36,6 +38,7 @@ from apex.transport.mpi_replace import Newcomer, Replacements
 from apex.transport.mpi_ways import Meeting
 from apex.transport.process import end_process
 from apex.transport.publishes import Publish, answer
+from apex.transport.shared import REFUSED, borrow
 
 _MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
 _SPARE_PUBLISHES = 4  # beside one for each acting rank: the newest, the one being written, and the evaluator's last two
@@ -43,10 +46,11 @@ _SPARE_PUBLISHES = 4  # beside one for each acting rank: the newest, the one bei
 
 @dataclass(eq=False)
 class _Sample:
-    """A batch asked for: received into ``buffer`` by ``request``, or borrowed from a replay rank of this host."""
+    """A batch asked for: received into ``buffer`` by ``request``, once it is here, or borrowed from a replay rank of this host."""
 
     replay: int
     rank: int
+    lent: bool
     buffer: np.ndarray | None = None
     request: MPI.Request | None = None
 
@@ -66,7 +70,6 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._newest: Publish | None = None
         self._evaluator_publishes: deque[Publish] = deque()
         self._weight_requests: dict[int, int] = {}
-        self._small = np.zeros(8 * max(MAX_REPORT, WORDS), np.uint8)
         self._unfinished = set(range(1, topology.size))
         self._replacements: Replacements | None = None
         self._starting = -1  # the rank of the process that is being started
@@ -74,7 +77,9 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
-        self._receive_all()
+        for _ in range(_MESSAGES_PER_PROGRESS):
+            if not self._hear():
+                break
         self._answer_weight_requests()
         if self._replacements is not None:
             self._replace()
@@ -86,15 +91,10 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         super().progress()
 
     def request_sample(self, replay: int) -> None:
-        """Post the receive, then ask."""
+        """Ask, with a buffer for the answer at hand."""
         rank = self.topology.replay_ranks_range[replay]
-        if rank in self.peers:
-            sample = _Sample(replay, rank)
-        else:
-            buffer = self._free_samples.pop()
-            comm, number = self.ways.to(rank)
-            sample = _Sample(replay, rank, buffer, comm.Irecv([buffer, MPI.BYTE], number, SAMPLE))
-        self._requests.append(sample)
+        lent = rank in self.peers
+        self._requests.append(_Sample(replay, rank, lent, None if lent else self._free_samples.pop()))
         self._send(NOTHING, rank, SAMPLE_REQUEST, "sample request")
 
     def poll_sample(self) -> tuple[int, np.ndarray] | None:
@@ -107,19 +107,21 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def _arrived(self, sample: _Sample) -> bool:
         """Whether the answer to a request is here: a message, or a batch lent by a replay rank of this host, or a refusal."""
-        if sample.request is not None:
-            return bool(self.ways.tried(sample.request.Test))
+        if not sample.lent:
+            return sample.request is not None and bool(self.ways.tried(sample.request.Test))
         if not self.peers[sample.rank].has_sent():
             return False
-        sample.buffer = self.peers[sample.rank].borrow()
-        return True
+        message = borrow(self.peers[sample.rank], lambda nbytes: nbytes == self.limits.sample_nbytes, self.refusals)
+        if message is not REFUSED:
+            sample.buffer = message
+        return message is not REFUSED
 
     def _return_sample(self) -> None:
         """Free the memory of the batch that was given out last."""
         sample, self._given_out = self._given_out, None
         if sample is None:
             return
-        if sample.request is None:
+        if sample.lent:
             self.peers[sample.rank].give_back()
         else:
             self._free_samples.append(sample.buffer)
@@ -191,26 +193,49 @@ class MpiLearnerPort(LearnerSide, MpiPort):
             if rank != LEARNER_RANK:
                 self._send(NOTHING, rank, STOP, "stop")
 
-    def _receive_all(self) -> None:
-        status = MPI.Status()
-        for _ in range(_MESSAGES_PER_PROGRESS):
-            found = self.ways.probe(MPI.ANY_TAG, status)
-            if found is None:
-                return
-            message, source = found
-            self._dispatch(status.tag, source, self._receive(message, status, self._small))
-
-    def _dispatch(self, tag: int, source: int, payload: np.ndarray) -> None:
-        if tag == WEIGHT_REQUEST:
-            self._weight_requests[source] = int(payload.view(np.int64)[0])
+    def _take(self, arrived: Arrived) -> None:
+        source, tag = arrived.source, arrived.tag
+        if tag == SAMPLE:
+            self._take_sample(arrived)
+        elif source == LEARNER_RANK or arrived.nbytes != self._length(tag, source):
+            self._drop(arrived)
+        elif tag == WEIGHT_REQUEST:
+            self._take_request(source, int(arrived.take().view(np.int64)[0]))
         elif tag == REPORT:
-            self._reports.append(Report(*self.topology.role(source), payload.view(np.float64).copy()))
+            self._reports.append(Report(*self.topology.role(source), arrived.take().view(np.float64)))
         elif tag == ANSWER:
-            self._answers.append(Answer(*self.topology.role(source), payload.view(np.int64).copy()))
-        elif tag == STOP_REQUEST:
-            self.stop_requested = True
-        elif tag == FINISHED:
-            self._unfinished.discard(source)
+            self._answers.append(Answer(*self.topology.role(source), arrived.take().view(np.int64)))
+        else:
+            arrived.take()
+            if tag == FINISHED:
+                self._unfinished.discard(source)
+            else:
+                self.stop_requested = True
+
+    def _take_request(self, source: int, wanted: int) -> None:
+        if wanted < 0:
+            self.refuse(f"a request of {self.topology.name(source)} for weights of {wanted} learner steps")
+        else:
+            self._weight_requests[source] = wanted
+
+    def _length(self, tag: int, source: int) -> int | None:
+        """Return the bytes of a small message that this rank may send, None where it may not."""
+        if tag == WEIGHT_REQUEST and source < self.topology.evaluator_rank:
+            return None
+        report = 8 * len(REPORT_FIELDS[self.topology.role(source)[0]])
+        lengths = {WEIGHT_REQUEST: 8, REPORT: report, ANSWER: 8 * WORDS, STOP_REQUEST: 0}
+        if tag == FINISHED:
+            return 0 if self.stopping else None
+        return lengths.get(tag)
+
+    def _take_sample(self, arrived: Arrived) -> None:
+        """Receive a batch, or a refusal while the run ends, for the oldest request to its sender that has no answer."""
+        asked = (s for s in self._requests if s.rank == arrived.source and not s.lent and s.request is None)
+        sample = next(asked, None)
+        if sample is None or not (arrived.nbytes == self.limits.sample_nbytes or (arrived.nbytes == len(REFUSAL) and self.stopping)):
+            self._drop(arrived)
+        else:
+            sample.request = arrived.into(sample.buffer)
 
     def _answer_weight_requests(self) -> None:
         """Answer whoever asked for what is now published; while ending, answer all with nothing."""
@@ -250,7 +275,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def _greet(self, newcomer: Newcomer) -> None:
         rank = newcomer.rank
-        self.ways.join(rank, newcomer.comm, newcomer.announcements)
+        self.ways.join(rank, newcomer.comms)
         self._processes[rank] = newcomer.process
         if newcomer.peer is not None:
             self.peers[rank] = newcomer.peer

@@ -25,8 +25,7 @@ def meet() -> Joining:
     both.Set_errhandler(MPI.ERRORS_RETURN)
     comm = both.Merge(high=True)
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    copy = comm.Dup()
-    return Joining(copy, copy.bcast(None, LEARNER_RANK))
+    return Joining(comm, comm.bcast(None, LEARNER_RANK))
 
 
 def meeting(joining: Joining):
@@ -39,4 +38,4 @@ def meeting(joining: Joining):
     desk = make_desk(about["size"], about["entries"])
     peers = neighbours([*range(comm.size - 1), about["rank"]], about["rank"], desk, comm.allgather)
     comm.allgather((MPI.Get_processor_name(), *own_process()))
-    return Meeting(comm, private(comm), about["rank"], True, about), desk, peers
+    return Meeting(private(comm), about["rank"], True, about), desk, peers

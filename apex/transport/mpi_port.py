@@ -15,20 +15,23 @@ from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
 from apex.ports import WORDS, PeerLost
+from apex.refusals import Refusals, Refusing
 from apex.schema import Limits
-from apex.topology import LEARNER_RANK, Topology
-from apex.transport.mpi_ways import Meeting, Ways
+from apex.topology import LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.transport.checked import Arrived, Bin
+from apex.transport.mpi_ways import ANNOUNCEMENTS, INTAKES, MESSAGES, Meeting, Ways
 from apex.transport.process import end_process
 from apex.transport.shared import Desk, Peer, make_desk, neighbours
 
 INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, REPORT, STOP, STOP_REQUEST, ANNOUNCEMENT, ANSWER = range(1, 12)
 FINISHED, DONE, REPLACE, KILL = range(12, 16)
+_CHANNELS = {INTAKE: INTAKES, ANNOUNCEMENT: ANNOUNCEMENTS, KILL: ANNOUNCEMENTS}  # of all other tags: MESSAGES
 _LOOKS_EVERY_S = 0.005
 NOTHING = np.zeros(0, np.uint8)
 REFUSAL = np.zeros(1, np.uint8)  # in place of a sample batch or a publish when the run ends; no other message is as long
 
 
-class MpiPort:
+class MpiPort(Refusing):
     """What every role may ask (see ``apex.ports.Port``)."""
 
     def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met: tuple[Desk | None, dict[int, Peer]], ranks_here: int):
@@ -36,38 +39,33 @@ class MpiPort:
         self.ways, self.ranks_here = Ways(meeting), ranks_here
         self.role, self.index = topology.role(self.rank)
         self._desk, self.peers = met
-        self._announcements, self._looks_at = meeting.announcements, 0.0
+        self._looks_at = self._sweeps_at = 0.0
+        self.refusals = Refusals(topology.name(self.rank))
+        self._bin = Bin(self.refusals, self.ways.tried)
         self._sends: list[tuple[MPI.Request, str, int, object]] = []
-        self._finishing = self._told_finished = self.finished = False
+        self._finishing = self._told_finished = self._all_done = self.finished = False
         self._report, self._report_free = np.zeros(MAX_REPORT), True
         self._asked_to_stop = self.stopping = False
-        self._words: dict[int, MPI.Request] = {}  # the learner's two, STOP and DONE, until they arrive
-        if self.rank != LEARNER_RANK:
-            self._words = {tag: meeting.comm.Irecv([NOTHING, MPI.BYTE], LEARNER_RANK, tag) for tag in (STOP, DONE)}
 
     def progress(self) -> None:
-        """Complete sends, notice losses and the end, and tell when this rank is through."""
+        """Notice losses, complete sends, hear a message, and step towards the end."""
         for rank in self.ways.lost():
             self._lose(rank)
         self._complete_sends()
-        self.stopping = self.stopping or self._has_come(STOP)
-        if not self.stopping or self._sends or self._open_receives() or any(peer.open for peer in self.peers.values()):
-            return
-        self._step_to_the_end()
+        self._bin.settle()
+        self._hear()
+        self._sweep()
+        is_open = self._sends or not self._bin.is_empty or self._open_receives() or any(peer.open for peer in self.peers.values())
+        if self.stopping and not is_open:
+            self._step_to_the_end()
 
     def _step_to_the_end(self) -> None:
-        """Nothing of this rank is open, and the run ends."""
-        if self._has_come(DONE):
+        """Nothing of this rank is open, and the run ends: tell the learner, once, and leave when it says that all is done."""
+        if self._all_done:
             self.finished = True
         elif self._finishing and not self._told_finished:
             self._told_finished = True
             self._send(NOTHING, LEARNER_RANK, FINISHED, "word that this rank is through")
-
-    def _has_come(self, word: int) -> bool:
-        """Whether one of the learner's two words has arrived."""
-        if word in self._words and self.ways.tried(self._words[word].Test):
-            del self._words[word]
-        return self.rank != LEARNER_RANK and word not in self._words
 
     def send_report(self, vector: np.ndarray) -> bool:
         """Send the counters unless the last report is still on its way."""
@@ -84,13 +82,13 @@ class MpiPort:
         if now < self._looks_at:
             return None
         self._looks_at = now + _LOOKS_EVERY_S
-        status = MPI.Status()
-        message = self.ways.tried(self._announcements.Improbe, LEARNER_RANK, MPI.ANY_TAG, status)
-        if message is None:
+        arrived = self.ways.probe(ANNOUNCEMENTS)
+        if arrived is None:
             return None
-        words = np.empty(WORDS, np.int64)
-        message.Recv([words, MPI.BYTE])
-        return words if status.tag == ANNOUNCEMENT else end_process(*words[:2].tolist())
+        if (arrived.source, arrived.nbytes) == (LEARNER_RANK, 8 * WORDS) and arrived.tag in (ANNOUNCEMENT, KILL):
+            words = arrived.take().view(np.int64)
+            return words if arrived.tag == ANNOUNCEMENT else end_process(*words[:2].tolist())
+        return self._drop(arrived)
 
     def answer(self, words: np.ndarray) -> None:
         """Send a copy to the learner."""
@@ -115,7 +113,7 @@ class MpiPort:
 
     def _send(self, message: np.ndarray, dest: int, tag: int, what: str, done=None) -> None:
         """Send uint8 ``message``; it is kept alive, and ``done()`` called, when the receiver has it, or is lost."""
-        comm, number = self.ways.to(dest, announcement=tag in (ANNOUNCEMENT, KILL))
+        comm, number = self.ways.to(dest, _CHANNELS.get(tag, MESSAGES))
         request = None if self.ways.is_gone(dest) else self.ways.tried(comm.Issend, [message, MPI.BYTE], number, tag)
         if request is not None:
             self._sends.append((request, what, dest, done))
@@ -171,11 +169,39 @@ class MpiPort:
     def _free_report(self) -> None:
         self._report_free = True
 
-    def _receive(self, message: MPI.Message, status: MPI.Status, into: np.ndarray) -> np.ndarray:
-        """Receive a matched small message into the front of ``into``; return that part."""
-        part = into[: status.Get_count(MPI.BYTE)]
-        message.Recv([part, MPI.BYTE])
-        return part
+    def _hear(self) -> bool:
+        """Take a message if there is one; return whether there was."""
+        arrived = self.ways.probe(MESSAGES)
+        if arrived is not None:
+            self._take(arrived)
+        return arrived is not None
+
+    def _take(self, arrived: Arrived) -> None:
+        """Receive what this rank expects, and drop all else; a role's own messages come first."""
+        what = (arrived.source, arrived.tag, arrived.nbytes)
+        if what == (LEARNER_RANK, STOP, 0) and self.rank != LEARNER_RANK:
+            arrived.take()
+            self.stopping = True
+        elif what == (LEARNER_RANK, DONE, 0) and self._told_finished and self.rank != LEARNER_RANK:
+            arrived.take()
+            self._all_done = True
+        else:
+            self._drop(arrived)
+
+    def _sweep(self) -> None:
+        """Drop what is on communicators on which this rank expects nothing; MPI is asked every ``_LOOKS_EVERY_S``."""
+        now = time.monotonic()
+        if now < self._sweeps_at:
+            return
+        self._sweeps_at = now + _LOOKS_EVERY_S
+        unexpected = {LEARNER: (INTAKES, ANNOUNCEMENTS), REPLAY: ()}.get(self.role, (INTAKES,))
+        for channel in unexpected:
+            arrived = self.ways.probe(channel)
+            if arrived is not None:
+                self._drop(arrived)
+
+    def _drop(self, arrived: Arrived) -> None:
+        self._bin.drop(arrived, self.topology.name(arrived.source))
 
 
 def entries(limits: Limits) -> int:

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from apex.schema import ALIGNMENT, weight_header
 from apex.topology import LEARNER_RANK
+from apex.transport.checked import Arrived
 from apex.transport.mpi_port import REFUSAL, WEIGHT_REQUEST, WEIGHTS, MpiPort
 from apex.transport.publishes import Publish, answer
 
@@ -30,8 +31,8 @@ class Relay:
         self._free: list[Publish] = []
         self._nbytes = 0
         self._newest: Publish | None = None
-        self._arriving: tuple[MPI.Request, Publish] | None = None
-        self._request = np.zeros(8, np.uint8)
+        self._arriving: Publish | None = None  # asked for
+        self._receive: MPI.Request | None = None  # once it is here
 
     def request(self, min_learner_steps: int, into: np.ndarray) -> None:
         """This rank itself wants weights."""
@@ -45,8 +46,7 @@ class Relay:
         return arrived
 
     def progress(self) -> None:
-        """Hear requests and the learner's answer, answer who can be answered, and ask for who cannot."""
-        self._hear_requests()
+        """Answer who can be answered, and ask for who cannot."""
         self._take_publish()
         steps = -1 if self._newest is None else weight_header(self._newest.message)[1]
         answer(self._waiting, steps, self._give, self._refuse if self._port.stopping else None)
@@ -62,29 +62,32 @@ class Relay:
         memory = self._port._desk.make_outbox(count * stride).reshape(count, stride)
         self._nbytes, self._free = nbytes, [Publish(row[:nbytes]) for row in memory]
 
-    def _hear_requests(self) -> None:
-        status = MPI.Status()
-        for _ in self._served:  # each has one open at most
-            found = self._port.ways.probe(WEIGHT_REQUEST, status)
-            if found is None:
-                return
-            message, source = found
-            wanted = self._port._receive(message, status, self._request)
-            self._waiting[source] = int(wanted.view(np.int64)[0])
+    def take(self, arrived: Arrived) -> bool:
+        """Take a request of a rank that is served, or the learner's answer; return whether it was one."""
+        if arrived.tag == WEIGHT_REQUEST and arrived.nbytes == 8 and arrived.source in self._served:
+            wanted = int(arrived.take().view(np.int64)[0])
+            if wanted < 0:
+                self._port.refuse(f"a request for weights of {wanted} learner steps")
+            else:
+                self._waiting[arrived.source] = wanted
+            return True
+        if (arrived.source, arrived.tag) != (LEARNER_RANK, WEIGHTS) or self._arriving is None or self._receive is not None:
+            return False
+        if arrived.nbytes == self._nbytes:
+            self._receive = arrived.into(self._arriving.message)
+            return True
+        if arrived.nbytes == len(REFUSAL) and self._port.stopping:
+            arrived.take()
+            self._arriving = None
+            return True
+        return False
 
     def _take_publish(self) -> None:
-        status = MPI.Status()
-        if self._arriving is None or not self._arriving[0].Test(status):
-            return
-        _, publish = self._arriving
-        self._arriving = None
-        if status.Get_count(MPI.BYTE) > len(REFUSAL):
-            self._newest = publish
+        if self._receive is not None and self._receive.Test():
+            self._newest, self._arriving, self._receive = self._arriving, None, None
 
     def _ask_learner(self, wanted: int) -> None:
-        publish = next(p for p in self._free if not p.readers and p is not self._newest)
-        comm, learner = self._port.ways.to(LEARNER_RANK)
-        self._arriving = comm.Irecv([publish.message, MPI.BYTE], learner, WEIGHTS), publish
+        self._arriving = next(p for p in self._free if not p.readers and p is not self._newest)
         request = np.array([wanted], np.int64).view(np.uint8)
         self._port._send(request, LEARNER_RANK, WEIGHT_REQUEST, "request for weights")
 

@@ -24,8 +24,7 @@ class Newcomer(NamedTuple):
     """A process that has joined as ``rank``."""
 
     rank: int
-    comm: MPI.Comm
-    announcements: MPI.Comm
+    comms: tuple[MPI.Comm, ...]
     peer: Peer | None  # where it is on this rank's host
     process: tuple[str, int, int]  # its host, number, and when it began
 
@@ -90,7 +89,8 @@ class Replacements:
         program, *arguments = self._command
         both = self._service.Spawn(program, arguments, maxprocs=1, root=LEARNER_RANK)
         both.Set_errhandler(MPI.ERRORS_RETURN)
-        comm = private(both.Merge(high=False))
+        comm = both.Merge(high=False)
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
         try:
             about = comm.bcast(self._about, LEARNER_RANK)
             if self._desk is not None:
@@ -98,7 +98,7 @@ class Replacements:
             numbers = [*range(comm.size - 1), about["rank"]]
             peers = neighbours(numbers, self._rank, self._desk, comm.allgather)
             process = comm.allgather(None)[-1]
-            return Newcomer(about["rank"], comm, private(comm), peers.get(about["rank"]), process)
+            return Newcomer(about["rank"], private(comm), peers.get(about["rank"]), process)
         except MPI.Exception:
             comm.Revoke()  # so that nobody waits there
             raise

@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from apex.transport.checked import Arrived, probe
+
+MESSAGES, ANNOUNCEMENTS, INTAKES = range(3)
+"""Communicators of their own: announcements are looked for now and then, intake waits until there is a place for it."""
 _LOOKS_EVERY_S = 0.02
 _FT_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # set by mpirun
 _PROC_FAILED, _PROC_FAILED_PENDING, _REVOKED = 75, 76, 77  # error classes of Open MPI's, for which mpi4py has no names in every version
@@ -21,8 +25,7 @@ _PROC_FAILED, _PROC_FAILED_PENDING, _REVOKED = 75, 76, 77  # error classes of Op
 class Meeting(NamedTuple):
     """Where a rank meets the others: communicators of its port alone."""
 
-    comm: MPI.Comm
-    announcements: MPI.Comm  # which a rank looks for now and then: probes for other messages must not find them
+    comms: tuple[MPI.Comm, ...]
     rank: int
     tolerant: bool  # an actor that is lost is no error
     about: dict | None = None  # of a process that came later: what the learner told it
@@ -30,44 +33,42 @@ class Meeting(NamedTuple):
     @classmethod
     def of(cls, comm: MPI.Comm, tolerant: bool) -> Meeting:
         """Return that of a rank of the start. Collective over ``comm``."""
-        return cls(private(comm), private(comm), comm.rank, tolerant)
+        return cls(private(comm), comm.rank, tolerant)
 
 
 class Ways:
     """The communicators of this rank's port, by whom they lead to."""
 
     def __init__(self, meeting: Meeting):
-        self._first, self.tolerant = meeting.comm, meeting.tolerant
-        self._announcements = meeting.announcements
-        self._later: dict[int, tuple[MPI.Comm, MPI.Comm]] = {}
+        self._first, self.tolerant = meeting.comms, meeting.tolerant
+        self._later: dict[int, tuple[MPI.Comm, ...]] = {}
         self._gone: set[int] = set()
         self._looks_at = 0.0
 
-    def to(self, rank: int, announcement: bool = False) -> tuple[MPI.Comm, int]:
+    def to(self, rank: int, channel: int) -> tuple[MPI.Comm, int]:
         """Return the communicator that leads to a rank, and the rank's number there."""
         later = self._later.get(rank)
-        if later is None:
-            return self._announcements if announcement else self._first, rank
-        return later[announcement], later[announcement].size - 1
+        return (self._first[channel], rank) if later is None else (later[channel], later[channel].size - 1)
 
     def is_gone(self, rank: int) -> bool:
         """Whether a rank is lost, and not replaced."""
         return rank in self._gone
 
-    def probe(self, tag: int, status: MPI.Status) -> tuple[MPI.Message, int] | None:
-        """Return a matched message of any rank, and the rank, or None."""
-        message = self.tried(self._first.Improbe, MPI.ANY_SOURCE, tag, status)
-        if message is not None:
-            return message, status.source
-        for rank, (comm, _) in self._later.items():
-            message = self.tried(comm.Improbe, MPI.ANY_SOURCE, tag, status)
-            if message is not None:
-                return message, rank
+    def probe(self, channel: int, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Arrived | None:
+        """Match a message of any rank, or of one of those of the start, if there is one."""
+        arrived = self.tried(probe, self._first[channel], source, tag)
+        if arrived is not None or source != MPI.ANY_SOURCE:
+            return arrived
+        for rank, comms in self._later.items():
+            arrived = self.tried(probe, comms[channel], source, tag)
+            if arrived is not None:
+                arrived.source = rank
+                return arrived
         return None
 
-    def join(self, rank: int, comm: MPI.Comm, announcements: MPI.Comm) -> None:
+    def join(self, rank: int, comms: tuple[MPI.Comm, ...]) -> None:
         """A new process is ``rank`` from now on."""
-        self._later[rank] = comm, announcements
+        self._later[rank] = comms
         self._gone.discard(rank)
 
     def leave(self, rank: int) -> None:
@@ -91,8 +92,8 @@ class Ways:
         if not self.tolerant or now < self._looks_at:
             return []
         self._looks_at = now + _LOOKS_EVERY_S
-        found = [rank for rank in self._failed(self._first) if rank not in self._gone and rank not in self._later]
-        return found + [rank for rank, (comm, _) in self._later.items() if self._failed(comm)]
+        found = {rank for comm in self._first for rank in self._failed(comm)} - self._gone - self._later.keys()
+        return sorted(found) + [rank for rank, comms in self._later.items() if any([self._failed(comm) for comm in comms])]
 
     @staticmethod
     def _failed(comm: MPI.Comm) -> list[int]:
@@ -105,11 +106,12 @@ class Ways:
         return list(ranks)
 
 
-def private(comm: MPI.Comm) -> MPI.Comm:
-    """Return a copy of ``comm`` whose errors are exceptions. Collective."""
-    copy = comm.Dup()
-    copy.Set_errhandler(MPI.ERRORS_RETURN)
-    return copy
+def private(comm: MPI.Comm) -> tuple[MPI.Comm, ...]:
+    """Return a copy of ``comm`` for each channel, whose errors are exceptions. Collective."""
+    copies = tuple(comm.Dup() for _ in (MESSAGES, ANNOUNCEMENTS, INTAKES))
+    for copy in copies:
+        copy.Set_errhandler(MPI.ERRORS_RETURN)
+    return copies
 
 
 def can_tolerate() -> bool:

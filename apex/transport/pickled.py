@@ -17,6 +17,7 @@ from enum import IntEnum
 import numpy as np
 
 from apex.ports import Answer, IntakeEvent, PriorityEvent, Report, SampleRequestEvent
+from apex.refusals import Refusals, Refusing
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from apex.transport.credits import IntakeCredits
@@ -37,13 +38,14 @@ def make_port(wire, rank: int, topology: Topology, limits: Limits, form: Form) -
     return kinds[topology.role(rank)[0]](wire, rank, topology, limits, form)
 
 
-class PickledPort:
+class PickledPort(Refusing):
     """What every role may ask (see ``apex.ports.Port``)."""
 
     def __init__(self, wire, rank: int, topology: Topology, limits: Limits, form: Form):
         self.ranks_here = topology.size  # these transports are for one host
         self.wire, self.rank, self.topology, self.limits, self.form = wire, rank, topology, limits, form
         self.role, self.index = topology.role(rank)
+        self.refusals = Refusals(topology.name(rank))
         self.stopping = self.finished = False
         self._finishing = self._told_finished = self._asked_to_stop = False
         self._report_free = True

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from apex.refusals import Refusals
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _KEEP_ORDER = ("x86_64", "AMD64")
 _WORD, _LINE = 8, 8  # bytes of a word, words of a cache line
@@ -103,7 +105,7 @@ class Peer:
     def settle(self) -> None:
         """Notice what the other rank has taken."""
         left = self._sent - self._theirs[self._their_row + _TAKEN]
-        while len(self.open) > left:
+        while left >= 0 and len(self.open) > left:  # nobody has taken more than was sent
             _, done = self.open.popleft()
             if done is not None:
                 done()
@@ -113,7 +115,15 @@ class Peer:
         return self._theirs[self._their_row + _SENT] != self._taken
 
     def borrow(self) -> np.ndarray | None:
-        """Return the payload (uint8, read-only) of the oldest message that is here, None for a refusal."""
+        """Return the payload (uint8, read-only) of the oldest message that is here, None for a refusal.
+
+        Raises ValueError, OverflowError or OSError where what the other rank has written lies in none of its outboxes; it
+        is to be given back all the same.
+        """
+        sent = self._theirs[self._their_row + _SENT]
+        if not 0 < sent - self._taken <= self._desk.entries:
+            self._taken = sent - 1  # all of it is given back at once
+            raise ValueError(f"a count of {sent}")
         entry = self._their_row + _ENTRIES + 2 * (self._taken % self._desk.entries)
         place, nbytes = self._theirs[entry], self._theirs[entry + 1]
         if nbytes == _REFUSAL:
@@ -123,6 +133,8 @@ class Peer:
         if box is None:
             fd, size = self._theirs[_BOX + 2 * number], self._theirs[_BOX + 2 * number + 1]
             box = self._boxes[number] = np.frombuffer(_open(self._pid, fd, size), np.uint8)
+        if not 0 <= nbytes <= len(box) - place:
+            raise ValueError(f"{nbytes} bytes at {place} of {len(box)}")
         return box[place : place + nbytes]
 
     def give_back(self) -> None:
@@ -133,6 +145,26 @@ class Peer:
     def has_nonce(self, nonce: int) -> bool:
         """Whether the desk that was opened is the one that this was written on."""
         return self._theirs[_NONCE] == nonce
+
+
+REFUSED = object()
+
+
+def borrow(peer: Peer, fits, refusals: Refusals):
+    """Return the oldest payload that a peer lends, None for its refusal, or ``REFUSED`` where it is not one that ``fits(nbytes)``.
+
+    What is refused has been given back.
+    """
+    try:
+        message = peer.borrow()
+        if message is None or fits(len(message)):
+            return message
+        why = f"{len(message)} bytes lent by rank {peer.rank}"
+    except (ValueError, OverflowError, OSError) as error:
+        why = f"what rank {peer.rank} lends: {error}"
+    refusals.add(why)
+    peer.give_back()
+    return REFUSED
 
 
 def identity() -> str:

@@ -74,7 +74,8 @@ class ZmqActorPort(ZmqMemberPort):
         self._arrived = False
         self._replays = [self._links[rank] for rank in self._called()[1:]]
         self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
-        self._in_flight, self._completed = 0, []
+        self._in_flight: list[deque[int]] = [deque() for _ in self._replays]  # tokens, oldest first
+        self._completed: list[int] = []
 
     def progress(self) -> None:
         """Also hear which batches have been taken."""
@@ -106,8 +107,9 @@ class ZmqActorPort(ZmqMemberPort):
 
     def send_intake(self, token: int, message: np.ndarray) -> None:
         """Send to the next replay rank that has a free credit."""
-        self._replays[self._credits.take()].send(INTAKE, token, message)
-        self._in_flight += 1
+        replay = self._credits.take()
+        self._in_flight[replay].append(token)
+        self._replays[replay].send(INTAKE, token, message)
 
     def completed_intake(self) -> list[int]:
         """Return the tokens of received batches."""
@@ -118,28 +120,30 @@ class ZmqActorPort(ZmqMemberPort):
         return [LEARNER_RANK, *(self.topology.replay_ranks_range if self.role == ACTOR else [])]
 
     def _intake_taken(self, replay: int, message: Message) -> None:
-        if message.kind != INTAKE_TAKEN or message.has_payload:
+        in_flight = self._in_flight[replay]
+        if message.kind != INTAKE_TAKEN or message.has_payload or not in_flight or message.arg != in_flight[0]:
             self._replays[replay].refuse()
             return
         self._credits.give_back(replay)
-        self._in_flight -= 1
-        self._completed.append(message.arg)
+        self._completed.append(in_flight.popleft())
 
     def _hear(self, message: Message) -> None:
         asked = self._into is not None and not self._arrived
         if message.kind == WEIGHTS and message.has_payload and asked:
             nbytes = self._learner.take_into(self._into)
-            if nbytes != len(self._into):
-                raise RuntimeError(f"the learner publishes weights of {nbytes} bytes where {len(self._into)} are expected")
-            self._arrived = True
-        elif message.kind == NO_WEIGHTS and not message.has_payload and asked:
+            if nbytes == len(self._into):
+                self._arrived = True
+            elif nbytes is not None:
+                self.refuse(f"weights of {nbytes} bytes where {len(self._into)} are expected")
+        elif message.kind == NO_WEIGHTS and not message.has_payload and asked and self.stopping:
             self._into = None  # the run is ending
         else:
             super()._hear(message)
 
     def _open(self) -> list[str]:
         weights = [f"weights from {self.topology.name(LEARNER_RANK)}"] if self._into is not None and not self._arrived else []
-        intake = [f"the replay ranks to take {self._in_flight} intake batches"] if self._in_flight else []
+        in_flight = sum(map(len, self._in_flight))
+        intake = [f"the replay ranks to take {in_flight} intake batches"] if in_flight else []
         return super()._open() + weights + intake
 
 
@@ -152,6 +156,7 @@ class ZmqReplayPort(ZmqMemberPort):
         self._leaving: list[tuple[object, np.ndarray]] = []  # (what tells when it has left, sample buffer)
         self._learners_turn = False
         self._events: deque = deque()  # from the learner, no more than it may have in flight
+        self._asked = 0  # sample requests that have not been answered
 
     def poll(self, landing: np.ndarray | None):
         """Return a message of the learner or intake received straight into ``landing``, by turns where there are both."""
@@ -165,7 +170,7 @@ class ZmqReplayPort(ZmqMemberPort):
         message = None if landing is None else self._hub.receive()
         if message is None:
             return None
-        if message.kind == HELLO and not message.has_payload:  # of a process that has taken a lost one's place
+        if message.kind == HELLO and not message.has_payload and self._hub.may_lose:  # of a process that has taken a lost one's place
             return self._hub.send(message.rank, WELCOME)
         if message.kind != INTAKE or not message.has_payload:
             return self._hub.refuse()
@@ -183,6 +188,7 @@ class ZmqReplayPort(ZmqMemberPort):
 
     def send_sample(self, buffer: np.ndarray) -> None:
         """Send the filled buffer."""
+        self._asked -= 1
         tracker = self._learner.send(SAMPLE, 0, buffer, track=True)
         if tracker is None:
             self._free_samples.append(buffer)
@@ -191,13 +197,15 @@ class ZmqReplayPort(ZmqMemberPort):
 
     def refuse_sample(self) -> None:
         """Send an empty answer."""
+        self._asked -= 1
         self._learner.send(NO_SAMPLE)
 
     def _callers(self) -> tuple[list[int], int | None]:
         return list(self.topology.actor_ranks), self.limits.intake_nbytes
 
     def _hear(self, message: Message) -> None:
-        if message.kind == SAMPLE_REQUEST and not message.has_payload:
+        if message.kind == SAMPLE_REQUEST and not message.has_payload and self._asked < self.limits.prefetch:
+            self._asked += 1
             self._events.append(SampleRequestEvent())
         elif message.kind == PRIORITY and message.has_payload:
             priorities = self._learner.take(self.limits.priority_nbytes)

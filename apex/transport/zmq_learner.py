@@ -76,6 +76,7 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
+        self._look_for_cuts()
         for _ in range(MESSAGES_PER_PROGRESS):
             message = self._hub.receive()
             if message is None:
@@ -179,13 +180,13 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
             take.get(message.kind, lambda _: self._hub.refuse())(message.rank)
         elif message.kind == HELLO and self._world is not None:
             self._greet(message.rank)
-        elif message.kind == NO_SAMPLE:
+        elif message.kind == NO_SAMPLE and self.stopping:
             self._answered(message.rank, None)
-        elif message.kind == WEIGHT_REQUEST:
+        elif message.kind == WEIGHT_REQUEST and message.rank >= self.topology.evaluator_rank and message.arg >= 0:
             self._weight_requests[message.rank] = message.arg
         elif message.kind == STOP_REQUEST:
             self.stop_requested = True
-        elif message.kind == FINISHED:
+        elif message.kind == FINISHED and self.stopping:
             self._unfinished.discard(message.rank)
         else:
             self._hub.refuse()

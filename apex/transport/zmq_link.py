@@ -5,15 +5,14 @@ A peer's name is the job's secret token, its rank and its life (0, or how many p
 so whatever a stranger sends is recognised before anything of it is looked at, and so is what a process has sent
 whose place another has taken. What strangers send is refused, counted, and told once. Between hosts all of it is encrypted.
 
-High-water marks are off: what is on its way is bounded by the ports, which count credits, so that
-nothing ever needs to be dropped.
+Nothing that is sent is ever dropped: what is on its way is bounded by the ports, which count credits. Of a peer
+that counts none, ``_MOST_UNREAD`` messages are taken in at most before they are read; the rest waits on its side.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,6 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from apex.config import ConfigError
+from apex.refusals import Refusals
 from apex.schema import aligned_bytes
 
 _HEADER = struct.Struct("<4sIq")  # what this is, kind, argument
@@ -30,6 +30,7 @@ _NAME = struct.Struct("<cII")  # then the token
 LINGER_MS = 3000  # for what is sent last; a reader that is gone does not keep a rank longer
 _NO_COPY_NBYTES = 1 << 16  # below, copying costs less than telling when a buffer is free
 _REFUSALS_PER_RECEIVE = 64
+_MOST_UNREAD = 64  # from one peer, whose credits are far fewer
 _ALIGNED = 8  # bytes; the widest element of any field
 LARGEST_CONTROL_NBYTES = 1 << 20
 _ENCRYPTION_NBYTES = 64  # CURVE adds 33 to a frame, and ZeroMQ ends the connection over which a larger one comes
@@ -48,12 +49,17 @@ class _Mailbox:
     """Receiving and sending on one socket."""
 
     def __init__(self, socket: zmq.Socket, owner: str, endpoint: str, token: bytes):
-        self.socket, self._owner = socket, owner
+        self.socket = socket
         if between_hosts(endpoint):
             encrypt(socket, token)
-        self.refused = 0
+        self.refusals = Refusals(owner)
         socket.linger = LINGER_MS
-        socket.sndhwm = socket.rcvhwm = 0
+        socket.sndhwm, socket.rcvhwm = 0, _MOST_UNREAD
+
+    @property
+    def refused(self) -> int:
+        """Messages refused so far."""
+        return self.refusals.count
 
     def close(self) -> None:
         """Close; what has been sent still leaves, for as long as the linger time."""
@@ -90,9 +96,7 @@ class _Mailbox:
     def refuse(self) -> None:
         """Drop what is left of the message, and count it."""
         self._drop()
-        self.refused += 1
-        if self.refused == 1:
-            print(f"apex: {self._owner} refused a message that is none of this run's; more are only counted", file=sys.stderr, flush=True)
+        self.refusals.add("a message that is none of this run's")
 
     _is_late = False  # the message is from a life of its rank that is over
 
@@ -136,19 +140,36 @@ class Hub(_Mailbox):
         self.may_lose = frozenset()  # ranks to which nothing is sent, and that is no error, when they are gone
         self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
         largest = None if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
-        self.socket.maxmsgsize = -1 if largest is None else largest + _ENCRYPTION_NBYTES
+        # One that is a little too long is refused by itself; of a larger one nothing is taken in, and its connection is cut.
+        self.socket.maxmsgsize = -1 if largest is None else largest + LARGEST_CONTROL_NBYTES + _ENCRYPTION_NBYTES
+        self._broken = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.bind(endpoint)
         self.endpoint = self.socket.last_endpoint.decode()
+
+    def count_cuts(self) -> None:
+        """Count the connections that have ended since the last call, which none of a rank's does before the end of the run."""
+        while self._broken.get(zmq.EVENTS) & zmq.POLLIN:
+            self._broken.recv_multipart()
+            self.refusals.add("a message that is too large, or whoever sent it has gone")
+
+    def close(self) -> None:
+        """Close, and stop watching."""
+        self.socket.disable_monitor()
+        super().close()
 
     def send(self, rank: int, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False):
         """Send to a peer (see ``_Mailbox._send``)."""
         try:
-            self.socket.send(name(self._token, rank, self._life_of[rank]), zmq.SNDMORE)
+            self.socket.send(self.name_of(rank), zmq.SNDMORE)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH and rank in self.may_lose:
                 return None
             raise
         return self._send(kind, arg, payload, track)
+
+    def name_of(self, rank: int) -> bytes:
+        """Return what the process calls itself that has this rank now."""
+        return name(self._token, rank, self._life_of[rank])
 
     def _header(self) -> Message | None:
         rank, life = _read_name(self.socket.recv(), self._token)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import numpy as np
 
 from apex.ports import WORDS
+from apex.refusals import Refusals, Refusing
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.process import end_process, own_process
@@ -15,10 +17,11 @@ from apex.transport.zmq_world import World
 
 HELLO, WELCOME, INTAKE, INTAKE_TAKEN, SAMPLE_REQUEST, SAMPLE, NO_SAMPLE, PRIORITY, WEIGHT_REQUEST = range(1, 10)
 WEIGHTS, NO_WEIGHTS, REPORT, REPORT_TAKEN, STOP_REQUEST, STOP, FINISHED, DONE, ANNOUNCEMENT, ANSWER, KILL = range(10, 21)
+_LOOKS_FOR_CUTS_EVERY_S = 0.25
 MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep the learner from training
 
 
-class ZmqPort:
+class ZmqPort(Refusing):
     """What every role may ask (see ``apex.ports.Port``): binds a hub, connects links, and knows that all have met."""
 
     def __init__(self, world: World, topology: Topology, limits: Limits):
@@ -27,6 +30,7 @@ class ZmqPort:
         self.stopping = self.finished = self._finishing = False
         self.about = world.about
         owner = topology.name(self.rank)
+        self.refusals, self._looks_for_cuts_at = Refusals(owner), 0.0
         callers, largest = self._callers()
         self._hub = world.hub(callers, owner, largest) if callers else None
         if self.about is None:
@@ -40,8 +44,8 @@ class ZmqPort:
 
     @property
     def refused(self) -> int:
-        """Messages of strangers, and malformed ones, that this port has dropped."""
-        return sum(box.refused for box in self._boxes())
+        """Messages of strangers, malformed and oversized ones, and such as the role has refused."""
+        return sum(box.refused for box in self._boxes()) + self.refusals.count
 
     def tolerate(self, world: World) -> None:
         """Survive the loss of acting ranks."""
@@ -64,6 +68,13 @@ class ZmqPort:
         """Close the sockets; what was sent last still leaves."""
         for box in self._boxes():
             box.close()
+
+    def _look_for_cuts(self) -> None:
+        """Count connections that were cut, now and then; while the run ends ranks leave by themselves."""
+        now = time.monotonic()
+        if self._hub is not None and now >= self._looks_for_cuts_at and not self._finishing:
+            self._looks_for_cuts_at = now + _LOOKS_FOR_CUTS_EVERY_S
+            self._hub.count_cuts()
 
     def _callers(self) -> tuple[list[int], int | None]:
         """Return the ranks that connect to this one, and the most bytes that one of their messages may have."""
@@ -115,6 +126,7 @@ class ZmqMemberPort(ZmqPort):
 
     def progress(self) -> None:
         """Take what the learner has sent, and tell it when this rank is through."""
+        self._look_for_cuts()
         lost = self._learner.is_lost()
         for _ in range(MESSAGES_PER_PROGRESS):
             message = self._learner.receive()
@@ -153,7 +165,8 @@ class ZmqMemberPort(ZmqPort):
     def _hear(self, message: Message) -> None:
         if message.has_payload and message.kind == ANNOUNCEMENT:
             words = self._learner.take(8 * WORDS)
-            self._announcement = None if words is None else words.view(np.int64).copy()
+            if words is not None:
+                self._announcement = words.view(np.int64).copy()
         elif message.has_payload and message.kind == KILL:
             process = self._learner.take(16)
             if process is not None:
@@ -162,9 +175,9 @@ class ZmqMemberPort(ZmqPort):
             self._learner.refuse()
         elif message.kind == STOP:
             self.stopping = True
-        elif message.kind == REPORT_TAKEN:
+        elif message.kind == REPORT_TAKEN and not self._report_free:
             self._report_free = True
-        elif message.kind == DONE:
+        elif message.kind == DONE and self._told_finished:
             self.finished = True
         else:
             self._learner.refuse()

@@ -78,11 +78,13 @@ class World:
         """Return every rank's value, in the order of ranks. Collective; waits in the kernel."""
         if self.rank != LEARNER_RANK:
             self._box.send(_VALUE, 0, _encoded(value))
-            return self._next()[1]
+            while not _has_length(values := self._next()[1], self.size):
+                self._box.refuse()
+            return values
         values = {LEARNER_RANK: value}
         while len(values) < self.size:
             rank, peer_value = self._next()
-            values[rank] = peer_value
+            values.setdefault(rank, peer_value)  # no rank sends its next value before it has all of these
         in_order = [values[rank] for rank in range(self.size)]
         for rank in range(1, self.size):
             self._box.send(rank, _VALUE, 0, _encoded(in_order))
@@ -139,12 +141,23 @@ _REFUSED = object()
 
 
 def _read(box, message) -> object:
-    """Return the value in a message."""
+    """Return the value in a message, or that it has been refused."""
+    if message.kind != _VALUE or not message.has_payload:
+        box.refuse()
+        return _REFUSED
     buffer = bytearray(LARGEST_CONTROL_NBYTES)
-    nbytes = box.take_into(np.frombuffer(buffer, np.uint8)) if message.has_payload else box.refuse()
+    nbytes = box.take_into(np.frombuffer(buffer, np.uint8))
     if nbytes is None:
         return _REFUSED
-    return json.loads(buffer[:nbytes], object_hook=_decoded)
+    try:
+        return json.loads(buffer[:nbytes], object_hook=_decoded)
+    except (ValueError, TypeError, KeyError, RecursionError):  # not UTF-8, not JSON, or not of our values
+        box.refuse()
+        return _REFUSED
+
+
+def _has_length(value: object, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length
 
 
 def _encoded(value) -> np.ndarray:
@@ -165,7 +178,10 @@ def _decoded(table: dict):
         return Path(table["Path"])
     if set(table) == {"EnvSpec"}:
         fields = table["EnvSpec"]
-        return EnvSpec(**fields | {"frame_shape": tuple(fields["frame_shape"])})
+        spec = EnvSpec(**fields | {"frame_shape": tuple(fields["frame_shape"])})
+        if np.dtype(spec.frame_dtype).hasobject or any(type(n) is not int for n in (*spec.frame_shape, spec.stack, spec.num_actions)):
+            raise ValueError("not the shape of an environment")
+        return spec
     return table
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from storm_base import until
 
+from apex.metrics import REPORT_FIELDS
 from apex.ports import LOST
 from apex.schema import Limits
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
@@ -38,7 +39,7 @@ def play(port, topology: Topology, rank: int) -> list | None:
         elif role == LEARNER:
             watch(port, changes)
         elif role == ACTOR:
-            port.send_report(np.zeros(3))
+            port.send_report(np.zeros(len(REPORT_FIELDS[ACTOR])))
         return False
 
     until(lambda: port.finished, step, port, topology.name(rank), 60.0)

@@ -6,7 +6,7 @@ from apex.config import from_tables
 from apex.schema import EnvSpec, aligned_bytes, intake_nbytes, sample_layout
 from replay_rank.replay import Replay
 
-SPEC = EnvSpec((1,), "float32", 1, 2)  # a frame is the transition's number
+SPEC = EnvSpec((1,), "float32", 1, 2**31 - 1)  # a frame is the transition's number
 
 
 class Numbered(Replay):

@@ -5,7 +5,6 @@ import pytest
 
 from actors.actor import Actor
 from actors.exploration import actor_epsilons
-from apex.checkpoint_files import Announcement
 from apex.config import load
 from apex.envs import env_spec
 from apex.metrics import Counters, Hub
@@ -154,7 +153,7 @@ def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladde
     assert set(it.checkpoints.told) == {3}
     it.checkpoints.owing = set()
     it.step()
-    rungs = {rank: Rung.of(Announcement.of(words)) for rank, words in it.checkpoints.told.items()}
+    rungs = {rank: Rung.of(words) for rank, words in it.checkpoints.told.items()}
     assert rungs == {3: Rung(0, 2), 5: Rung(1, 2)}
     whole = np.concatenate([actor_epsilons(CONFIG.actor, *rung) for rung in rungs.values()])
     ladder = np.concatenate([actor_epsilons(CONFIG.actor, index, 3) for index in range(3)])
@@ -165,7 +164,7 @@ def test_an_actor_explores_from_its_new_place_on_and_answers():
     answers, rung = [], Rung(1, 2)
     port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "answer": staticmethod(answers.append)})
     actor = Actor(CONFIG, env_spec(CONFIG.env), port, 2, 3)
-    actor.heed(Announcement.of(rung.words()))
+    actor.hear(rung.words())
     assert (actor.epsilons == actor_epsilons(CONFIG.actor, 1, 2)).all() and len(answers) == 1
     actor.close()
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def check_ring(config, envs, steps):
 
     Return how often the ring was filled, the transitions seen in it and those made.
     """
-    player, replay = Player(config, envs), Replay(config, envs.spec, np.random.default_rng(0))
+    player, replay = Player(config, envs), Replay(config, replace(envs.spec, num_actions=2**31 - 1), np.random.default_rng(0))
     held, counts = [], []
     for message in player.play(steps):
         replay.landing()[: len(message)] = message

@@ -1,0 +1,204 @@
+"""What a learner hears: samples, reports and answers that hold anything at all; and announcements, which the other ranks hear."""
+
+import json
+import math
+import random
+import struct
+
+import numpy as np
+import pytest
+import torch
+from mutations import EDGES, mutate, overwrite
+
+from apex.checkpoint_files import Part, Reply, verify, whole
+from apex.config import load
+from apex.metrics import REPORT_FIELDS
+from apex.ports import WORDS, Answer, Report, SampleRequestEvent
+from apex.run_folder import RunFolder
+from apex.schema import EnvSpec, aligned_bytes, limits, sample_layout
+from apex.topology import make
+from apex.transport.local import LocalWorld
+from learner.learner import Learner
+from learner.record import Record
+from replay_rank.service import ReplayService
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+SPEC, BATCH = EnvSpec((4,), "float32", 1, 2), 16
+SAMPLES, REPORTS, ANSWERS, ANNOUNCEMENTS = 1_000, 20_000, 10_000, 5_000
+SETTINGS = [
+    f"learner.batch_size={BATCH}", "algorithm.hidden=8", "actor.count=2", "replay.min_size=100", "learner.max_skipped_steps=1000000",
+    "run.max_learner_steps=100000000", "run.stop_at_target=false", "learner.checkpoint_period=100000000", "run.transport=local",
+    "replay.error_band=9", "run.log_period_s=1000",
+]  # fmt: skip
+
+
+class World:
+    """A real learner in a world of one process, whose other ranks say what the test has them say."""
+
+    def __init__(self, folder):
+        self.config = load("cartpole", [*SETTINGS, f"run.directory={folder}"])
+        self.topology = make(self.config)
+        self.folder = RunFolder(folder)
+        self.folder.checkpoints.mkdir()
+        self.local = LocalWorld(self.topology, limits(self.config, SPEC))
+        self.ports = [self.local.port(rank) for rank in range(self.topology.size)]
+        self.record = Record(self.config, self.topology, self.folder, "cartpole")
+        self.learner = Learner(self.config, SPEC, self.ports[0], self.topology, self.record)
+
+    @property
+    def refused(self) -> int:
+        return self.ports[0].refused
+
+    def answer_request(self, message: bytes) -> None:
+        """Have the replay rank answer a request, and the learner take it."""
+        self.learner.step()
+        while not isinstance(self.ports[1].poll(None), SampleRequestEvent):
+            pass
+        buffer = self.ports[1].sample_buffer()
+        buffer[:] = np.frombuffer(message, np.uint8)
+        self.ports[1].send_sample(buffer)
+        self.learner.step()
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.record.scalars.close()
+
+
+def good_sample(rng: np.random.Generator) -> bytes:
+    layout = sample_layout(SPEC, BATCH)
+    message = aligned_bytes(layout.nbytes)
+    views = layout.views(message)
+    views["size"][0], views["total"][0], views["minimum"][0] = 1000, 500.0, 0.001
+    views["key"][:], views["probability"][:] = rng.integers(1, 10**6, BATCH), rng.uniform(1e-5, 1e-2, BATCH)
+    views["action"][:], views["param_version"][:] = rng.integers(0, 2, BATCH), 1
+    for name in ("reward", "discount", "obs", "next_obs"):
+        views[name][...] = rng.random(views[name].shape)
+    return message.tobytes()
+
+
+def sample_is_good(message: bytes) -> bool:
+    """Whether a learner may compute with it, in plain Python."""
+    fields = sample_layout(SPEC, BATCH).fields
+    read = {name: struct.unpack_from(f"<{n}{code}", message, fields[name].offset) for name, code, n in
+            (("total", "d", 1), ("minimum", "d", 1), ("probability", "d", BATCH), ("action", "i", BATCH))}  # fmt: skip
+    masses = 0 < read["minimum"][0] <= read["total"][0] < math.inf and read["minimum"][0] / read["total"][0] > 0
+    masses = masses and min(read["probability"]) >= 0.999 * read["minimum"][0] / read["total"][0]
+    return masses and all(0 < p <= 1 for p in read["probability"]) and all(0 <= a < 2 for a in read["action"])
+
+
+def test_a_sample_batch_is_trained_on_skipped_or_refused_and_the_networks_stay_finite(world, tried, tmp_path):
+    tried.least = SAMPLES
+    rng, nprng, learner = random.Random(1), np.random.default_rng(1), world.learner
+    outcomes = {"trained": 0, "skipped": 0, "refused": 0}
+    front = sample_layout(SPEC, BATCH).fields["obs"].offset
+    for _ in range(SAMPLES):
+        good = good_sample(nprng)
+        width = rng.choice([4, 8])
+        message = overwrite(rng, good[:front], width) + good[front:] if rng.random() < 0.7 else overwrite(rng, good, width)
+        message = good if rng.random() < 0.1 else message
+        before = learner.train.learner_steps, learner.counters["skipped_steps"], world.refused
+        world.answer_request(message)
+        after = learner.train.learner_steps, learner.counters["skipped_steps"], world.refused
+        change = [int(b - a) for a, b in zip(before, after)]
+        assert sum(change) == 1, change
+        assert (change[2] == 0) == sample_is_good(message)
+        outcomes["trained"], outcomes["skipped"], outcomes["refused"] = (n + c for n, c in zip(outcomes.values(), change))
+        assert (learner.importance.smallest > 0).all()
+        for path in (world.folder.path / "skipped").glob("*"):  # kept for people; here there would be too many
+            path.unlink()
+        tried()
+    learner.train.check_finite()
+    assert min(outcomes.values()) > SAMPLES / 50, outcomes
+    steps = learner.train.learner_steps
+    world.answer_request(good_sample(nprng))
+    assert learner.train.learner_steps == steps + 1 and torch.isfinite(next(learner.train.online.parameters())).all()
+
+
+REAL = {"loss", "td_error", "q_value", "grad_norm", "staleness", "eval_return", "return_sum"}
+
+
+def report_is_good(role: str, values) -> bool:
+    for field, value in zip(REPORT_FIELDS[role], values):
+        if field == "eval_return" and math.isinf(value):
+            return False
+        if field not in REAL and not 0 <= value <= 2**53:
+            return False
+    return True
+
+
+def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_json(world, tried):
+    tried.least = REPORTS
+    rng, taken = random.Random(2), 0
+    senders = [("actor", 0), ("actor", 1), ("replay", 0), ("evaluator", 0)]
+    for number in range(REPORTS):
+        role, index = rng.choice(senders)
+        values = struct.pack(f"<{len(REPORT_FIELDS[role])}d", *(rng.random() * 100 for _ in REPORT_FIELDS[role]))
+        values = (mutate(rng, values) if rng.random() < 0.3 else overwrite(rng, values)).ljust(len(values), b"\0")[: len(values)]
+        vector, before = np.frombuffer(values, np.float64), world.refused
+        world.local.reports.append(Report(role, index, vector))
+        world.learner._hear_reports()
+        good = report_is_good(role, vector.tolist())
+        assert (world.refused == before) == good, vector
+        taken += good
+        tried()
+        if number % 100 == 0:
+            json.dumps(world.record.hub.row(), allow_nan=False)
+    assert REPORTS / 10 < taken < REPORTS * 0.9
+    row = world.record.write_row()
+    assert json.loads((world.folder.path / "metrics.jsonl").read_text().splitlines()[-1]) == json.loads(json.dumps(row))
+
+
+def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_the_checkpoint_becomes_whole(world, tried):
+    tried.least = ANSWERS
+    rng, checkpoints = random.Random(3), world.learner.checkpoints
+    checkpoints.begin(0, world.learner._copies)
+    number, owing = checkpoints._number, set(checkpoints._owing)
+    senders = [("replay", 0), ("evaluator", 0), ("actor", 0), ("actor", 1)]
+    for _ in range(ANSWERS):
+        words = np.array([rng.choice([*EDGES, 2]) for _ in range(WORDS)], np.int64)
+        if words[0] == number and 0 <= words[1] <= 4095:
+            words[1] = rng.choice([-1, 4096, 2**31, 2**62])
+        before = world.refused
+        world.local.answers.append(Answer(*rng.choice(senders), words))
+        checkpoints.hear()
+        assert world.refused == before + 1 and checkpoints._owing == owing and not checkpoints._writing.answered.is_set()
+        tried()
+    for sender in senders:
+        if sender[0] == "replay":
+            Part(checkpoints._writing.partial, "replay-0").finish({})
+        world.local.answers.append(Answer(*sender, Reply(number, 0, np.zeros(0, np.int64)).words()))
+    checkpoints.hear()
+    assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in whole(world.folder.checkpoints)] == [0]
+    before = world.refused
+    world.local.answers.append(Answer("actor", 0, Reply(number, 0, np.zeros(0, np.int64)).words()))
+    checkpoints.hear()
+    assert world.refused == before + 1, "a second answer"
+
+
+def test_an_announcement_of_anything_is_answered_or_refused(tmp_path, tried):
+    tried.least = ANNOUNCEMENTS
+    rng, config = random.Random(4), load("cartpole", [*SETTINGS, f"run.directory={tmp_path}"])
+    local = LocalWorld(make(config), limits(config, SPEC))
+    ports = [local.port(rank) for rank in range(5)]
+    service = ReplayService(config, SPEC, ports[1], 0, tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").mkdir()
+    answered = 0
+    for _ in range(ANNOUNCEMENTS):
+        words = np.zeros(WORDS, np.int64)
+        words[:3] = rng.choice([5, 6, *EDGES]), rng.choice([0, 100, *EDGES]), rng.choice([0, 1, 4, *EDGES])
+        if rng.random() < 0.2:
+            words[rng.randrange(3, WORDS)] = rng.choice(EDGES)
+        good = 0 <= words[2] < words[0] and words[1] >= 0 and not words[3:].any()
+        before = ports[1].refused
+        ports[0].announce(1, words)
+        service.step(), service.step()
+        answers = ports[0].poll_answers()
+        assert (ports[1].refused - before, len(answers)) == (int(not good), int(good)), words[:3]
+        assert not good or (answers[0].words[0] == words[0] and answers[0].words[1] > 0), "there is no such folder"
+        answered += good
+        tried()
+    assert answered > ANNOUNCEMENTS / 20
+    assert list((tmp_path / "checkpoints").iterdir()) == []

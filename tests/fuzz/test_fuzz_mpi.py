@@ -1,0 +1,25 @@
+"""Garbage over MPI, by ranks of the same job: refused, counted, and survived, with every good message unharmed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("mpi_garbage.py")
+EACH = 1000  # messages that each of four ranks throws
+OVER_TCP = {"OMPI_MCA_btl": "tcp,self"}
+
+
+@pytest.mark.parametrize(
+    "how, env", [("lend", {}), ("send", {}), ("send", OVER_TCP)], ids=["lent", "sent in shared memory", "sent over TCP"]
+)
+def test_what_is_unasked_for_of_wrong_length_or_too_long_is_refused_counted_and_harms_nothing_good(mpirun, tried, how, env):
+    tried.least = 2 * EACH
+    ended = mpirun(4, [PROGRAM, how, EACH], env, timeout=150)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    outcome = json.loads(ended.stdout.splitlines()[-1])
+    tried(sum(outcome["thrown"]))
+    assert outcome["problems"] == {}
+    assert outcome["refused"] == outcome["thrown"]
+    assert min(outcome["thrown"]) > EACH / 4 and outcome["good"] > 500
+    assert ended.stderr.count(" refused ") == 4, "each rank tells of the first"

@@ -1,0 +1,83 @@
+"""What the tests with four ranks over ZeroMQ share: to wait for what is on its way, and whether all four still work afterwards."""
+
+import time
+
+import numpy as np
+from zmq_oracle import EVALUATOR, LIMITS, report
+
+from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
+from apex.schema import aligned_bytes
+
+WEIGHTS = 4000  # bytes
+
+
+def settle(step, done) -> None:
+    """Step until ``done()``; what is on its way on this host takes moments."""
+    deadline = time.monotonic() + 30
+    while True:
+        step()
+        if done():
+            return
+        assert time.monotonic() < deadline, "it has not come"
+
+
+def polled(seen: list, poll) -> None:
+    """Append what ``poll`` returns, if anything."""
+    event = poll()
+    if event is not None and event is not False:
+        seen.append(event)
+
+
+def heard_all(port, before: int, refused: int) -> bool:
+    assert port.refused <= before + refused, "something good was refused"
+    return port.refused == before + refused
+
+
+def goes_on(ranks) -> None:
+    """Check that all four ranks work: intake, a sample with priorities, weights, reports, and an end in order; nothing good is refused."""
+    learner, replay, evaluator, actor = ranks.ports
+    weights = np.full(WEIGHTS, 1, np.uint8)
+    weights[:16].view(np.int64)[1] = 2**63 - 1  # learner steps: as many as anybody asked for
+    learner.publish(weights)
+    for port in ranks.ports:  # first the answers to what was good, for ranks that have asked for nothing
+        for _ in range(2000):
+            port.progress()
+        port.completed_intake() if port is actor else None
+    learner.poll_reports()
+    before = [port.refused for port in ranks.ports]
+    landing, into = aligned_bytes(LIMITS.intake_nbytes), aligned_bytes(WEIGHTS)
+    seen: set[str] = set()
+    actor.send_intake(7, np.full(100, 7, np.uint8))
+    learner.request_sample(0)
+    actor.request_weights(0, into)
+    evaluator.send_report(np.frombuffer(report(EVALUATOR)))
+
+    def step():
+        for port in ranks.ports:
+            port.progress()
+        event = replay.poll(landing)
+        if isinstance(event, IntakeEvent):
+            assert event == (100, 0) and (landing[:100] == 7).all()
+            seen.add("intake")
+        elif isinstance(event, SampleRequestEvent):
+            buffer = replay.sample_buffer()
+            buffer[:] = 9
+            replay.send_sample(buffer)
+        elif isinstance(event, PriorityEvent):
+            assert (event.message == 3).all()
+            seen.add("priorities")
+        sample = learner.poll_sample()
+        if sample is not None:
+            assert sample[0] == 0 and (sample[1] == 9).all()
+            learner.send_priorities(0, np.full(LIMITS.priority_nbytes, 3, np.uint8))
+        seen.update(["weights"] if actor.poll_weights() else [], ["taken"] if actor.completed_intake() == [7] else [])
+        seen.update("report" for _ in learner.poll_reports())
+
+    settle(step, lambda: seen == {"intake", "priorities", "weights", "taken", "report"})
+    assert np.array_equal(into, weights)
+    learner.stop()
+    settle(step, lambda: all(port.stopping for port in ranks.ports))
+    for port in ranks.ports:
+        port.finish()
+    settle(step, lambda: all(port.finished for port in ranks.ports))
+    assert [port.refused for port in ranks.ports] == before
