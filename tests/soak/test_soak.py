@@ -28,6 +28,7 @@ PRESET = os.environ.get("SOAK_PRESET", "cartpole")
 TRANSPORTS = os.environ.get("SOAK_TRANSPORTS", "mpi zmq").split()
 EVERY_S = 1.0
 STARTS_S, WARM_S, ENDS_S = 120, 600, 60
+SLEEPS_FROM_S, SLEEPS_S = 30, 60  # an actor, where the run is long enough for that to be over in its first half
 # The ring takes memory only as it fills, so it is to be full before anything is measured.
 OVERRIDES = (
     "replay.capacity=10000", "replay.min_size=1000", "run.stop_at_target=false", "run.max_learner_steps=1000000000",
@@ -92,7 +93,7 @@ def test_no_rank_of_a_long_run_grows_and_the_counters_of_both_ends_agree(start, 
     counters.mkdir()
     job = start(command, {"PYTHONPATH": f"{ROOT / 'tests' / 'soak' / 'counters'}:{ROOT}", "COUNTERS_FOLDER": str(counters)})
     folder = _until_warm(job, tmp_path / "runs")
-    samples = _sample(job, [job.rank(rank) for rank in range(topology.size)])
+    samples = _sample(job, [job.rank(rank) for rank in range(topology.size)], topology.actor_ranks[-1])
     job.process.send_signal(signal.SIGINT)
     ended = job.wait(ENDS_S)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -135,11 +136,15 @@ def _until_warm(job, directory: Path) -> RunFolder:
     return folder
 
 
-def _sample(job, pids: list[int]) -> np.ndarray:
-    """Return float64[samples, 1 + ranks]: the time and the memory of each rank, every second."""
-    rows, began = [], time.monotonic()
+def _sample(job, pids: list[int], sleeper: int) -> np.ndarray:
+    """Return float64[samples, 1 + ranks]: the time and the memory of each rank, every second. Rank ``sleeper`` sleeps for a minute of it."""
+    rows, began, signals = [], time.monotonic(), {SLEEPS_FROM_S: signal.SIGSTOP, SLEEPS_FROM_S + SLEEPS_S: signal.SIGCONT}
+    if SECONDS / 2 <= SLEEPS_FROM_S + SLEEPS_S:
+        signals = {}
     while (now := time.monotonic() - began) < SECONDS:
         assert job.process.poll() is None, "the run has ended by itself"
+        for when in [when for when in signals if when <= now]:
+            os.kill(pids[sleeper], signals.pop(when))
         rows.append([now, *map(memory_of, pids)])
         time.sleep(max(0.0, began + len(rows) * EVERY_S - time.monotonic()))
     return np.array(rows)
