@@ -104,8 +104,8 @@ class World:
     def joiner(self) -> tuple[int, list] | None:
         """On the learner, once the run has begun: return a rank that wants to join, and its process, or None."""
         message = self._box.receive()
-        value = _REFUSED if message is None else _read(self._box, message)
-        return None if value is _REFUSED or message.kind != _JOIN else (message.rank, value)
+        value = _REFUSED if message is None else _read(self._box, message, _JOIN)
+        return None if value is _REFUSED else (message.rank, value)
 
     def answer(self, rank: int, about: dict | None) -> None:
         """On the learner: tell a rank that has joined."""
@@ -116,10 +116,10 @@ class World:
         while True:
             self._box.socket.poll()
             message = self._box.receive()
+            if message is not None and message.kind == _JOIN:
+                raise RuntimeError(f"rank {message.rank} ended before the ranks of this job had met")
             value = _REFUSED if message is None else _read(self._box, message)
             if value is not _REFUSED:
-                if message.kind == _JOIN:
-                    raise RuntimeError(f"rank {message.rank} ended before the ranks of this job had met")
                 return message.rank, value
 
     def _meeting_point(self) -> str:
@@ -140,9 +140,9 @@ class World:
 _REFUSED = object()
 
 
-def _read(box, message) -> object:
-    """Return the value in a message, or that it has been refused."""
-    if message.kind != _VALUE or not message.has_payload:
+def _read(box, message, kind: int = _VALUE) -> object:
+    """Return the value in a message of the kind expected, or that it has been refused."""
+    if message.kind != kind or not message.has_payload:
         box.refuse()
         return _REFUSED
     buffer = bytearray(LARGEST_CONTROL_NBYTES)
