@@ -214,13 +214,9 @@ class MpiReplayPort(MpiPort):
         self._replacements = replacements
 
     def progress(self) -> None:
-        """Also meet a process that takes a lost one's place."""
-        newcomer = None if self._replacements is None else self._replacements.ended()
-        if isinstance(newcomer, Newcomer):
-            self.ways.join(newcomer.rank, newcomer.comms)
-            if newcomer.peer is not None:
-                self.peers[newcomer.rank] = newcomer.peer
-            self._find_lenders()
+        """Also meet a process that takes a lost one's place, and help to start the next."""
+        if self._replacements is not None:
+            self._replace(self._replacements)
         super().progress()
 
     def poll(self, landing: np.ndarray | None):
@@ -277,7 +273,7 @@ class MpiReplayPort(MpiPort):
             self._from_learner = SampleRequestEvent()
         elif what == (LEARNER_RANK, REPLACE, 0) and self._replacements is not None:
             arrived.take()
-            self._replacements.begin()
+            self._replacements.ask({})  # the learner may be ready for the next when this rank is not yet
         elif what == (LEARNER_RANK, PRIORITY, self.limits.priority_nbytes):
             # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
             self._from_learner = arrived.into(self._priorities)
@@ -315,6 +311,20 @@ class MpiReplayPort(MpiPort):
             return None
         self._arriving = None
         return IntakeEvent(nbytes, self._actor_of[source]) if has_arrived else None  # its sender was lost on the way
+
+    def _replace(self, replacements: Replacements) -> None:
+        """Meet who has joined, and only then begin what the learner has begun."""
+        outcome = replacements.ended()
+        if isinstance(outcome, Newcomer):
+            if not self.ways.is_gone(outcome.rank):  # the learner has seen the loss, this rank has not
+                self._lose(outcome.rank)
+            self.ways.join(outcome.rank, outcome.comms)
+            if outcome.peer is not None:
+                self.peers[outcome.rank] = outcome.peer
+            self._find_lenders()
+        asked = replacements.next()
+        if asked is not None:
+            replacements.begin(asked)
 
     def _find_lenders(self) -> None:
         self._lenders = deque(self.peers[rank] for rank in self.topology.actor_ranks if rank in self.peers)

@@ -50,15 +50,15 @@ class Replacements:
         return self.broken is None and (self._thread is not None or bool(self._asked))
 
     def ask(self, about: dict) -> None:
-        """On the learner: have a process started that is told ``about``, with its ``rank``."""
+        """Have a process started once none is being started; it is told what the learner's ``about`` says, with its ``rank``."""
         self._asked.append(about)
 
     def next(self) -> dict | None:
-        """On the learner: return what the next process is told, if there is one to be started now."""
-        return self._asked.popleft() if self._thread is None and self._asked else None
+        """Return what the next process is told, if there is one to be started now: the last has joined, and was told by :meth:`ended`."""
+        return self._asked.popleft() if self._thread is None and self.broken is None and self._asked else None
 
-    def begin(self, about: dict | None = None) -> None:
-        """Begin, on all of them."""
+    def begin(self, about: dict) -> None:
+        """Begin, on all of them, what :meth:`next` has returned."""
         self._about, self._outcome, self._since = about, None, time.monotonic()
         self._thread = threading.Thread(target=self._run, name="replacement", daemon=True)
         self._thread.start()
