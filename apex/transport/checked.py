@@ -41,15 +41,19 @@ def probe(comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) 
 
 
 class Bin:
-    """Takes messages that nobody wants, one at a time and without waiting, and counts them."""
+    """Takes messages that nobody wants, one at a time and without waiting, and counts those that nobody should have sent."""
 
     def __init__(self, refusals: Refusals, tried):
         """``tried(call)`` is what a call of MPI gives, None where a rank is lost that it needs."""
         self._refusals, self._tried, self._going = refusals, tried, []
 
     def drop(self, arrived: Arrived, sender: str) -> None:
-        """Receive a message only to be rid of it, and so that its sender is."""
+        """Refuse a message."""
         self._refusals.add(f"a message of {sender} that is not asked for or malformed (tag {arrived.tag}, {arrived.nbytes} bytes)")
+        self.swallow(arrived)
+
+    def swallow(self, arrived: Arrived) -> None:
+        """Receive a message only to be rid of it, and so that its sender is."""
         buffer = np.empty(arrived.nbytes, np.uint8)
         self._going.append((arrived.into(buffer), buffer))
 

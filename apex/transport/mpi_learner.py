@@ -195,7 +195,9 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def _take(self, arrived: Arrived) -> None:
         source, tag = arrived.source, arrived.tag
-        if tag == SAMPLE:
+        if self.ways.is_gone(source):  # a late report would be ahead of the counts with which a new process begins
+            self._bin.swallow(arrived)
+        elif tag == SAMPLE:
             self._take_sample(arrived)
         elif source == LEARNER_RANK or arrived.nbytes != self._length(tag, source):
             self._drop(arrived)
