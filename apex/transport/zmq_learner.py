@@ -73,6 +73,7 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         self._report_buffer = np.zeros(8 * MAX_REPORT, np.uint8)
         self._unfinished = set(range(1, topology.size))
         self._world: World | None = None  # where new processes are heard, if losses are survived
+        self._joining: set[int] = set()  # ranks whose new process has still to greet
 
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
@@ -151,7 +152,12 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
 
     def _hear_joiners(self, world: World) -> None:
         while (joiner := world.joiner()) is not None:
-            rank, self._processes[joiner[0]] = joiner
+            rank, process = joiner
+            if not self.topology.is_acting(rank):
+                self.refuse(f"a process in the place of {self.topology.name(rank)}, which cannot be lost")
+                continue
+            self._processes[rank] = process
+            self._joining.add(rank)
             self._weight_requests.pop(rank, None)
             self._changes.append(Change(rank, LOST, "its process has ended"))
             if self.stopping:
@@ -178,7 +184,7 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         if message.has_payload:
             take = {SAMPLE: self._take_sample, REPORT: self._take_report, ANSWER: self._take_answer}
             take.get(message.kind, lambda _: self._hub.refuse())(message.rank)
-        elif message.kind == HELLO and self._world is not None:
+        elif message.kind == HELLO and message.rank in self._joining:
             self._greet(message.rank)
         elif message.kind == NO_SAMPLE and self.stopping:
             self._answered(message.rank, None)
@@ -192,6 +198,7 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
             self._hub.refuse()
 
     def _greet(self, rank: int) -> None:
+        self._joining.discard(rank)
         self._hub.send(rank, WELCOME)
         self._changes.append(Change(rank, REPLACED, ""))
         if self.stopping:

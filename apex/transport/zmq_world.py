@@ -105,7 +105,11 @@ class World:
         """On the learner, once the run has begun: return a rank that wants to join, and its process, or None."""
         message = self._box.receive()
         value = _REFUSED if message is None else _read(self._box, message, _JOIN)
-        return None if value is _REFUSED else (message.rank, value)
+        if value is _REFUSED:
+            return None
+        if not isinstance(value, list) or [type(part) for part in value] != [str, int, int]:
+            return self._box.refuse()
+        return message.rank, value
 
     def answer(self, rank: int, about: dict | None) -> None:
         """On the learner: tell a rank that has joined."""

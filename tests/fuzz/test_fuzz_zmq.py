@@ -24,9 +24,10 @@ from zmq_oracle import (
     report,
 )
 
-from apex.ports import WORDS, IntakeEvent, PriorityEvent, SampleRequestEvent
+from apex.ports import LOST, REPLACED, WORDS, IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import aligned_bytes
 from apex.transport import zmq_port as kinds
+from apex.transport import zmq_world
 
 INPUTS = 16_000
 ROUND = 50  # messages sent before they are read; fewer than a socket takes in unread
@@ -70,6 +71,22 @@ def test_a_learner_takes_what_is_good_and_counts_the_rest(ranks, tried, rank, ca
         assert not learner._requests and learner._unfinished == {1, 2, 3} and set(learner._weight_requests) <= {EVALUATOR, ACTOR}
     assert capfd.readouterr().err.count("apex: learner (rank 0) refused") == 1
     goes_on(ranks)
+
+
+def test_a_learner_that_survives_losses_greets_nobody_who_has_not_joined_and_lets_nobody_join_in_the_place_of_replay(ranks):
+    learner, world = ranks[LEARNER], ranks.worlds[LEARNER]
+    learner.tolerate(world)
+    ranks[ACTOR]._learner.send(kinds.HELLO)
+    for rank, process in ((REPLAY, ["host", 1, 1]), (ACTOR, ["host", "1", 1]), (ACTOR, ["host", 1]), (ACTOR, 3)):
+        ranks.worlds[rank]._box.send(zmq_world._JOIN, 0, zmq_world._encoded(process))
+    settle(learner.progress, lambda: (learner.refused, world._box.refused) == (2, 3))
+    assert learner.poll_changes() == []
+    ranks.worlds[ACTOR]._box.send(zmq_world._JOIN, 0, zmq_world._encoded(["host", 1, 1]))
+    settle(learner.progress, lambda: [change.what for change in learner._changes] == [LOST])
+    ranks[ACTOR]._learner.send(kinds.HELLO)
+    ranks[ACTOR]._learner.send(kinds.HELLO)
+    settle(learner.progress, lambda: learner.refused == 3)
+    assert [change.what for change in learner.poll_changes()] == [LOST, REPLACED]
 
 
 def test_a_refusal_of_a_sample_before_the_end_of_the_run_answers_no_request(ranks):
