@@ -28,11 +28,11 @@ class Company:
     def __init__(self, config: Config, topology: Topology, port: LearnerPort, counters: Counters, record: Record, checkpoints: Checkpoints):
         self.config, self.topology, self.port, self.counters, self.record = config, topology, port, counters, record
         self.checkpoints = checkpoints
-        self._acting = range(topology.evaluator_rank, topology.size)
-        now = time.monotonic()
-        self._silent_at = dict.fromkeys(self._acting, now + _STARTS_S)  # when each has been silent for too long
+        acting, now = range(topology.evaluator_rank, topology.size), time.monotonic()
+        self._silent_at = dict.fromkeys(acting, now + _STARTS_S)  # when each has been silent for too long
         self._looked, self._was_stopping = now, False
-        self._replacements = dict.fromkeys(self._acting, 0)
+        self._replacements = dict.fromkeys(acting, 0)
+        self._unreplaced: set[int] = set()  # lost for good
         self._rungs: dict[int, Rung] = {}  # still to be told
 
     def heard(self, role: str, index: int) -> None:
@@ -58,9 +58,10 @@ class Company:
             self.checkpoints.join(change.rank)
             self._silent_at[change.rank] = time.monotonic() + _STARTS_S
             self._say(f"a new process is {self.topology.name(change.rank)}")
+            if self._unreplaced:  # it begins with the rungs of the whole company
+                self._share_out_the_ladder()
         else:
-            self._say(f"{self.topology.name(change.rank)} is not replaced: {change.why}")
-            self._share_out_the_ladder()
+            self._give_up(change.rank, change.why)
 
     def _lose(self, rank: int, why: str) -> None:
         name, most = self.topology.name(rank), self.config.run.max_replacements
@@ -76,6 +77,15 @@ class Company:
             raise RuntimeError(f"{name} was lost once more ({why}) after {most} replacements (run.max_replacements)")
         self._say(f"{name} was lost: {why}; a new process is started in its place ({self._replacements[rank]} of {most})")
         self.port.replace(rank, self._about(rank))
+
+    def _give_up(self, rank: int, why: str) -> None:
+        self._say(f"{self.topology.name(rank)} is not replaced: {why}")
+        self._unreplaced.add(rank)
+        if self.port.stopping:
+            return
+        if self._unreplaced.issuperset(self.topology.actor_ranks):
+            raise RuntimeError(f"the last actor was lost, and no process can be started: {why}")
+        self._share_out_the_ladder()
 
     def _about(self, rank: int) -> dict:
         """Return what a new process begins with: counters, and a number that no other in its place has had."""

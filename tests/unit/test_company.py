@@ -160,6 +160,25 @@ def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladde
     assert (whole[0], whole[-1]) == (ladder[0], ladder[-1])
 
 
+def test_whoever_joins_where_another_is_lost_for_good_takes_its_part_of_the_shared_ladder(it):
+    it.port.changes = [Change(4, LOST, "killed"), Change(5, LOST, "killed"), Change(4, NOT_REPLACED, "no slots")]
+    it.step()
+    assert Rung.of(it.checkpoints.told[3]) == Rung(0, 1), "the only one that is there has the whole ladder"
+    it.port.changes = [Change(5, REPLACED, "")]
+    it.step()
+    assert [Rung.of(it.checkpoints.told[rank]) for rank in (3, 5)] == [Rung(0, 2), Rung(1, 2)]
+
+
+def test_a_run_without_any_actor_fails_and_waits_for_none(it):
+    it.port.changes = [Change(rank, what, "no slots") for rank in (2, 3, 4) for what in (LOST, NOT_REPLACED)]
+    it.step()
+    it.port.changes = [Change(5, LOST, "killed")]
+    it.step()
+    it.port.changes = [Change(5, NOT_REPLACED, "no slots")]
+    with pytest.raises(RuntimeError, match="the last actor was lost, and no process can be started: no slots"):
+        it.step()
+
+
 def test_an_actor_explores_from_its_new_place_on_and_answers():
     answers, rung = [], Rung(1, 2)
     port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "answer": staticmethod(answers.append)})
