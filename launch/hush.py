@@ -20,10 +20,11 @@ def spoken(lines: Iterable[str]) -> Iterator[str]:
     held: list[str] = []
     for line in lines:
         is_border = line.startswith(_DASHES)
+        if len(held) == 1 and not line.startswith(_OF_LAUNCHER):  # the dashes were of something else: nothing waits for their end
+            yield held.pop()
         if held:
             held.append(line)
             if is_border:
-                yield from () if held[1].startswith(_OF_LAUNCHER) else held
                 held = []
         elif is_border:
             held = [line]

@@ -23,6 +23,11 @@ def test_a_message_without_its_end_is_passed_on_at_the_end():
     assert list(spoken(LOST[:2])) == LOST[:2]
 
 
-def test_lines_pass_as_they_come():
-    lines = spoken(iter(["one\n", "two\n"]))
-    assert next(lines) == "one\n"
+@pytest.mark.parametrize("before", [[], [BORDER], OTHER], ids=["nothing", "a line of dashes", "another message"])
+def test_lines_pass_as_they_come(before):
+    def lines():
+        yield from [*before, "one\n"]
+        raise AssertionError("looked for more before it had passed on what it has")
+
+    passed = spoken(lines())
+    assert [next(passed) for _ in [*before, "one\n"]] == [*before, "one\n"]
