@@ -8,7 +8,7 @@ from apex.ports import Answer, Change, Report
 
 
 class LearnerSide:
-    """Comes before a transport's port among the bases of its learner port, which appends to ``_reports`` and ``_answers`` what it hears."""
+    """Comes before a transport's port among the bases of its learner port, which appends to ``_reports``, ``_answers`` and ``_changes``."""
 
     role: str
     index: int

@@ -115,5 +115,6 @@ def private(comm: MPI.Comm) -> tuple[MPI.Comm, ...]:
 
 
 def can_tolerate() -> bool:
-    """Whether the library goes on when a rank is lost: Open MPI under ``mpirun --with-ft ulfm``."""
-    return hasattr(MPI.Comm, "Get_failed") and os.environ.get(_FT_VARIABLE) == "1"
+    """Whether the library goes on when a rank is lost, Open MPI under ``mpirun --with-ft ulfm``, and lets a thread start another."""
+    goes_on = hasattr(MPI.Comm, "Get_failed") and os.environ.get(_FT_VARIABLE) == "1"
+    return goes_on and MPI.Query_thread() == MPI.THREAD_MULTIPLE

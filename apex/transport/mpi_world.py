@@ -52,7 +52,7 @@ def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
     if not can_tolerate():
         how = "start it so, or take --transport zmq"
-        raise ConfigError(f"run.tolerate = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`; {how}")
+        raise ConfigError(f"run.tolerate = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`, with MPI_THREAD_MULTIPLE; {how}")
 
 
 def leave(tolerant: bool) -> int:
