@@ -51,8 +51,8 @@ def first_from_each_host(comm: MPI.Comm, make):
 def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
     if not can_tolerate():
-        how = "start it so, or take --transport zmq"
-        raise ConfigError(f"run.tolerate = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`, with MPI_THREAD_MULTIPLE; {how}")
+        needed = "Open MPI 5 under `mpirun --with-ft ulfm`, with MPI_THREAD_MULTIPLE"
+        raise ConfigError(f"run.tolerate = 'actors' over mpi needs {needed}; start it so, or take --transport zmq")
 
 
 def leave(tolerant: bool) -> int:
