@@ -89,6 +89,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
                 self._given_out = self._requests.popleft()
                 self._return_sample()
         super().progress()
+        self.finished = self._told_finished and not self._sends
 
     def request_sample(self, replay: int) -> None:
         """Ask, with a buffer for the answer at hand."""
@@ -292,14 +293,15 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._unfinished.discard(rank)
         self._changes.append(Change(rank, LOST, "its process has ended"))
 
-    def _step_to_the_end(self) -> None:
-        """Tell all ranks that all is done, once all have told that they are through."""
-        if self._told_finished:
-            self.finished = True
-        elif self._finishing and not self._unfinished and not (self._replacements is not None and self._replacements.busy):
-            self._told_finished = True
-            for rank in range(1, self.topology.size):
-                self._send(NOTHING, rank, DONE, "word that all is done")
+    def _is_open(self) -> bool:
+        """Also whether a rank is not through, or a process still to join."""
+        joins = self._replacements is not None and self._replacements.busy
+        return bool(self._unfinished or joins or super()._is_open())
+
+    def _tell_finished(self) -> None:
+        """Tell all ranks that all is done, and leave when they have heard it."""
+        for rank in range(1, self.topology.size):
+            self._send(NOTHING, rank, DONE, "word that all is done")
 
     def _open_receives(self) -> list[str]:
         return [f"a sample batch from {self.topology.name(sample.rank)}" for sample in self._requests]

@@ -55,17 +55,19 @@ class MpiPort(Refusing):
         self._bin.settle()
         self._hear()
         self._sweep()
-        is_open = self._sends or not self._bin.is_empty or self._open_receives() or any(peer.open for peer in self.peers.values())
-        if self.stopping and not is_open:
-            self._step_to_the_end()
-
-    def _step_to_the_end(self) -> None:
-        """Nothing of this rank is open, and the run ends: tell the learner, once, and leave when it says that all is done."""
-        if self._all_done:
-            self.finished = True
-        elif self._finishing and not self._told_finished:
+        if self._all_done:  # so all that this rank has sent was taken, whether or not it has seen that yet: the takers may be gone
+            self.finished = not self._open_receives()
+        elif self.stopping and self._finishing and not self._told_finished and not self._is_open():
             self._told_finished = True
-            self._send(NOTHING, LEARNER_RANK, FINISHED, "word that this rank is through")
+            self._tell_finished()
+
+    def _is_open(self) -> bool:
+        """Whether anything of this rank has not been taken, or not been given to it."""
+        lent = any(peer.open for peer in self.peers.values())
+        return bool(self._sends or lent or not self._bin.is_empty or self._open_receives())
+
+    def _tell_finished(self) -> None:
+        self._send(NOTHING, LEARNER_RANK, FINISHED, "word that this rank is through")
 
     def send_report(self, vector: np.ndarray) -> bool:
         """Send the counters unless the last report is still on its way."""
@@ -151,8 +153,12 @@ class MpiPort(Refusing):
         self._sends = still_open
 
     def _lose(self, rank: int) -> None:
-        """Go on without a rank, if that can be."""
-        if not self.topology.is_acting(rank):
+        """Go on without a rank, if that can be.
+
+        Once this one has told that it is through, others may have left in order; only the learner then waits for anybody.
+        """
+        may_leave = self._all_done or (self._told_finished and rank != LEARNER_RANK)
+        if not self.topology.is_acting(rank) and not may_leave:
             raise PeerLost(f"{self.topology.name(rank)} was lost, without which the run cannot go on")
         self.ways.leave(rank)
         peer = self.peers.pop(rank, None)

@@ -1,12 +1,14 @@
 """A world that loses its first actor and cannot replace it; the learner prints as one line of JSON what it saw, then all end.
 
 Usage: losing.py COMMAND...   (what is started in place of the actor)
+       losing.py late         (nobody is lost, but the actors hear late that all is done: the replay rank has left by then)
 """
 
 import json
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 from mpi4py import MPI
@@ -19,6 +21,7 @@ from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 from apex.transport import mpi_replace, mpi_world
 from apex.transport.mpi import make_port
 
+LATE_S = 2.0
 LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 10, prefetch=2, intake_in_flight=3)
 mpi_replace.PATIENCE_S = 3.0
 
@@ -26,12 +29,19 @@ mpi_replace.PATIENCE_S = 3.0
 def play(port, topology: Topology, rank: int) -> list | None:
     """Play a rank until the end; return what the learner saw."""
     role, index = topology.role(rank)
-    if (role, index) == (ACTOR, 0):
+    is_late, slept = sys.argv[1:] == ["late"], False
+    if (role, index) == (ACTOR, 0) and not is_late:
         os.kill(os.getpid(), signal.SIGKILL)
     changes: list = []
 
     def step() -> bool:
+        nonlocal slept
+        if is_late and role == ACTOR and port._told_finished and not slept:
+            slept = True
+            time.sleep(LATE_S)
         port.progress()
+        if is_late and role == LEARNER:
+            port.stop()
         if role == REPLAY:
             port.poll(None)
         if port.stopping:
@@ -65,6 +75,7 @@ def main() -> None:
     changes = play(port, topology, comm.rank)
     if changes is not None:
         print(json.dumps(changes), flush=True)
+    os.write(1, b"ended in order\n")
     mpi_world.leave(True)
 
 

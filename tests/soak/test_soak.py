@@ -137,7 +137,7 @@ def _until_warm(job, directory: Path) -> RunFolder:
 
 
 def _sample(job, pids: list[int], sleeper: int) -> np.ndarray:
-    """Return float64[samples, 1 + ranks]: the time and the memory of each rank, every second. Rank ``sleeper`` sleeps for a minute of it."""
+    """Return float64[samples, 1 + ranks]: time and memory of each rank, every second, while rank ``sleeper`` sleeps for a minute."""
     rows, began, signals = [], time.monotonic(), {SLEEPS_FROM_S: signal.SIGSTOP, SLEEPS_FROM_S + SLEEPS_S: signal.SIGCONT}
     if SECONDS / 2 <= SLEEPS_FROM_S + SLEEPS_S:
         signals = {}
