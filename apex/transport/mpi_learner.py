@@ -291,7 +291,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         super()._lose(rank)
         self._weight_requests.pop(rank, None)
         self._unfinished.discard(rank)
-        self._changes.append(Change(rank, LOST, "its process has ended"))
+        if not self._told_finished:  # later it has left in order
+            self._changes.append(Change(rank, LOST, "its process has ended"))
 
     def _is_open(self) -> bool:
         """Also whether a rank is not through, or a process still to join."""

@@ -53,7 +53,7 @@ def play(port, topology: Topology, rank: int) -> list | None:
         return False
 
     until(lambda: port.finished, step, port, topology.name(rank), 60.0)
-    return changes if role == LEARNER else None
+    return changes + port.poll_changes() if role == LEARNER else None
 
 
 def watch(port, changes: list) -> None:

@@ -30,3 +30,4 @@ def test_the_others_go_on_and_end_in_order_when_a_lost_actor_cannot_be_replaced(
 def test_a_rank_that_has_left_at_the_end_is_not_lost_to_those_that_leave_later(start):
     ended = start([*launcher(5, tolerant=True), sys.executable, PROGRAM, "late"]).wait(ENDS_S)
     assert ended.stdout.count("ended in order") == 5, ended.stderr[-3000:]
+    assert "[]" in ended.stdout.splitlines(), "the learner has told of a loss"
