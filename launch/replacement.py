@@ -10,11 +10,16 @@ from apex.run_folder import RunFolder
 from apex.topology import Topology
 from apex.transport import mpi_newcomer
 
+# mpirun passes SIGUSR1 on to this process too. Killed by it while it starts it would keep the others waiting; the learner tells it to stop.
+_PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
+    "sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"
+)
+
 
 def command() -> list[str]:
     """Return the command that starts it, whatever its folder and environment are."""
-    root = str(Path(__file__).resolve().parent.parent)
-    return [sys.executable, "-P", "-c", f"import sys; sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"]
+    return [sys.executable, "-P", "-c", _PROGRAM.format(root=str(Path(__file__).resolve().parent.parent))]
 
 
 def main() -> int:
