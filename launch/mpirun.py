@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from apex.config import ConfigError
 from launch import job
 
+_ABANDONED_S = 60.0
 _SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-segments-"
 ENVIRONMENT = {
     # Open MPI refuses root unless told twice.
@@ -64,7 +66,7 @@ def segments() -> Iterator[dict[str, str]]:
 
 def _make_segments_folder(stack: contextlib.ExitStack) -> Path | None:
     """Return a new folder, which ``stack`` removes, once those that no process uses any more are gone."""
-    for stale in _SHARED_MEMORY.glob(f"{_SEGMENTS}*"):
+    for stale in [*_SHARED_MEMORY.glob(f"{_SEGMENTS}*"), *_abandoned()]:
         with contextlib.suppress(OSError), _locked(stale, fcntl.LOCK_NB):  # OSError: it is in use, or another user's
             shutil.rmtree(stale, ignore_errors=True)
     try:
@@ -75,6 +77,12 @@ def _make_segments_folder(stack: contextlib.ExitStack) -> Path | None:
         return folder
     except OSError:  # Open MPI will know another place
         return None
+
+
+def _abandoned() -> list[Path]:
+    """Return folders that were made long ago and never came to be used: who made them was killed in between."""
+    found = _SHARED_MEMORY.glob(f".{_SEGMENTS}*")
+    return [path for path in found if path.exists() and time.time() - path.stat().st_mtime > _ABANDONED_S]
 
 
 @contextlib.contextmanager

@@ -92,6 +92,8 @@ class Ranks:
         self._options = options
         self._job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint}
         self._job["APEX_TOKEN"] = os.environ.get("APEX_TOKEN") or secrets.token_hex(16)
+        if options.may_lose is not None:
+            self._job["APEX_MAY_LOSE"] = str(options.may_lose)
         for rank in range(options.first, options.first + options.n):
             self._start(rank, 0)
 

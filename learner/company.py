@@ -30,7 +30,7 @@ class Company:
         self.checkpoints = checkpoints
         acting, now = range(topology.evaluator_rank, topology.size), time.monotonic()
         self._silent_at = dict.fromkeys(acting, now + _STARTS_S)  # when each has been silent for too long
-        self._looked, self._was_stopping = now, False
+        self._looked, self._is_ending = now, False
         self._replacements = dict.fromkeys(acting, 0)
         self._unreplaced: set[int] = set()  # lost for good
         self._rungs: dict[int, Rung] = {}  # still to be told
@@ -95,18 +95,22 @@ class Company:
 
     def _judge_silence(self, now: float) -> None:
         held_up, self._looked = now - self._looked, now
-        stops = self.port.stopping and not self._was_stopping
-        self._was_stopping = self.port.stopping
+        judged = self._judged_at_the_end() if self._is_ending else set()
+        begins_to_end, self._is_ending = self.port.stopping and not self._is_ending, self.port.stopping
         for rank in self._silent_at:
             if held_up > _LONG_LOOK_S:
                 self._silent_at[rank] += held_up
-            if stops:
-                self._silent_at[rank] = now + min(self.config.run.silence_s, self.config.run.drain_s / 2)
-        awaited = self.port.awaited() if self.port.stopping else self._silent_at.keys()
-        for rank in [rank for rank in awaited if self._silent_at.get(rank, now) < now]:
+            if begins_to_end or (self._is_ending and rank not in judged):
+                self._silent_at[rank] = now + min(self.config.run.silence_s, self.config.run.drain_s / 4)
+        for rank in [rank for rank, silent_at in self._silent_at.items() if silent_at < now]:
             self._silent_at[rank] = now + self.config.run.silence_s
             done = "its process is ended" if self.port.kill(rank) else "there is no way to end its process"
-            self._say(f"{self.topology.name(rank)} has been silent for {self.config.run.silence_s:g} s (run.silence_s): {done}")
+            self._say(f"{self.topology.name(rank)} has been silent for too long (run.silence_s): {done}")
+
+    def _judged_at_the_end(self) -> set[int]:
+        """Return the ranks that the end waits for, unless it waits for a replay rank, for which they may wait too."""
+        awaited = self.port.awaited()
+        return awaited if all(map(self.topology.is_acting, awaited)) else set()
 
     def _share_out_the_ladder(self) -> None:
         """Give the actors that are there the whole ladder: no part of it stays without one."""

@@ -72,6 +72,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._weight_requests: dict[int, int] = {}
         self._unfinished = set(range(1, topology.size))
         self._replacements: Replacements | None = None
+        self._asked_to_kill = 0
         self._starting = -1  # the rank of the process that is being started
         self._processes: list[tuple[str, int, int]] = []  # of each rank: host, process, and when that began
 
@@ -172,18 +173,20 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._replacements.ask(about | port | {"entries": entries(self.limits), "ranks_here": self.ranks_here})
 
     def awaited(self) -> set[int]:
-        """Return the ranks that the end of the run still waits for."""
-        return set(self._unfinished)
+        """Return the ranks that the end of the run still waits for: to be through, or to hear that all is done."""
+        return self._unfinished | {dest for _, _, dest, _ in self._sends if self._told_finished}
 
     def kill(self, rank: int) -> bool:
         """End a process of this host, or have another rank of its host do so."""
         host, *process = self._processes[rank]
         near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank and not self.ways.is_gone(r)]
-        if host == self._processes[LEARNER_RANK][0]:
+        if LEARNER_RANK in near:
             end_process(*process)
-        elif near:
-            self._send(np.array([*process, *[0] * (WORDS - 2)], np.int64).view(np.uint8), near[0], KILL, "word to end a process")
-        return host == self._processes[LEARNER_RANK][0] or bool(near)
+        elif near:  # another each time: the first may hang as well
+            self._asked_to_kill += 1
+            words = np.array([*process, *[0] * (WORDS - 2)], np.int64)
+            self._send(words.view(np.uint8), near[self._asked_to_kill % len(near)], KILL, "word to end a process")
+        return bool(near)
 
     def stop(self) -> None:
         """Tell every other rank."""
@@ -261,11 +264,12 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def _replace(self) -> None:
         """Begin what is to be started next, and greet who has joined."""
-        outcome = self._replacements.ended()
+        outcome = self._replacements.ended(self.stopping)
         if isinstance(outcome, Newcomer):
             self._greet(outcome)
-        elif outcome is not None:
-            self._changes.append(Change(self._starting, NOT_REPLACED, outcome))
+        elif outcome is not None:  # one that was lost while it joined is lost like any other
+            once_more = self._replacements.has_begun and self._replacements.broken is None and not self.stopping
+            self._changes.append(Change(self._starting, LOST if once_more else NOT_REPLACED, outcome))
         if self.stopping or self._replacements.broken is not None:
             for about in self._replacements.waiting():
                 self._changes.append(Change(about["rank"], NOT_REPLACED, self._replacements.broken or "the run ends"))

@@ -17,7 +17,7 @@ from apex.topology import LEARNER_RANK
 from apex.transport.mpi_ways import private
 from apex.transport.shared import Desk, Peer, neighbours
 
-PATIENCE_S = 60.0  # a process that ends before it has begun MPI is waited for for ever
+PATIENCE_S, LAST_PATIENCE_S = 60.0, 5.0  # a process that ends before it has begun MPI is waited for for ever; at the end of a run
 
 
 class Newcomer(NamedTuple):
@@ -43,6 +43,7 @@ class Replacements:
         self._since = 0.0
         self._outcome: Newcomer | str | None = None
         self.broken: str | None = None  # why none can be started any more
+        self.has_begun = False  # the process that is being started has come as far as MPI
 
     @property
     def busy(self) -> bool:
@@ -59,18 +60,19 @@ class Replacements:
 
     def begin(self, about: dict) -> None:
         """Begin, on all of them, what :meth:`next` has returned."""
-        self._about, self._outcome, self._since = about, None, time.monotonic()
+        self._about, self._outcome, self._since, self.has_begun = about, None, time.monotonic(), False
         self._thread = threading.Thread(target=self._run, name="replacement", daemon=True)
         self._thread.start()
 
-    def ended(self) -> Newcomer | str | None:
-        """Return who has joined, or why nobody can; None while that is open."""
+    def ended(self, stopping: bool) -> Newcomer | str | None:
+        """Return who has joined, or why nobody has; None while that is open, for as long as there is time."""
         if self._thread is None:
             return None
         if self._thread.is_alive():
-            if time.monotonic() - self._since <= PATIENCE_S:
+            patience = LAST_PATIENCE_S if stopping else PATIENCE_S
+            if time.monotonic() - self._since <= patience:
                 return None
-            self.broken = self._outcome = f"no process has joined within {PATIENCE_S:g} s"
+            self.broken = self._outcome = f"no process has joined within {patience:g} s"
         self._thread = None
         return self._outcome
 
@@ -81,13 +83,19 @@ class Replacements:
 
     def _run(self) -> None:
         try:
-            self._outcome = self._start()
+            outcome = self._start()
+            if self.broken is None:
+                self._outcome = outcome
+            else:  # it comes too late: nobody looks any more
+                for comm in outcome.comms:
+                    comm.Revoke()
         except BaseException as error:  # whatever it is, the run goes on without this process
             self._outcome = f"{type(error).__name__}: {error}"
 
     def _start(self) -> Newcomer:
         program, *arguments = self._command
         both = self._service.Spawn(program, arguments, maxprocs=1, root=LEARNER_RANK)
+        self.has_begun = True
         both.Set_errhandler(MPI.ERRORS_RETURN)
         comm = both.Merge(high=False)
         comm.Set_errhandler(MPI.ERRORS_RETURN)

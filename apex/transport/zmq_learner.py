@@ -73,6 +73,7 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         self._report_buffer = np.zeros(8 * MAX_REPORT, np.uint8)
         self._unfinished = set(range(1, topology.size))
         self._world: World | None = None  # where new processes are heard, if losses are survived
+        self._asked_to_kill = 0
         self._joining: set[int] = set()  # ranks whose new process has still to greet
 
     def progress(self) -> None:
@@ -143,12 +144,13 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
     def kill(self, rank: int) -> bool:
         """End a process of this host, or have another rank of its host do so."""
         host, *process = self._processes[rank]
-        near = next((r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank), None)
-        if near == self.rank:
+        near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank]
+        if self.rank in near:
             end_process(*process)
-        elif near is not None:
-            self._hub.send(near, KILL, 0, np.array(process, np.int64).view(np.uint8))
-        return near is not None
+        elif near:  # another each time: the first may hang as well
+            self._asked_to_kill += 1
+            self._hub.send(near[self._asked_to_kill % len(near)], KILL, 0, np.array(process, np.int64).view(np.uint8))
+        return bool(near)
 
     def _hear_joiners(self, world: World) -> None:
         while (joiner := world.joiner()) is not None:

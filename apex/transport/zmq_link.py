@@ -150,7 +150,8 @@ class Hub(_Mailbox):
         """Count the connections that have ended since the last call, which none of a rank's does before the end of the run."""
         while self._broken.get(zmq.EVENTS) & zmq.POLLIN:
             self._broken.recv_multipart()
-            self.refusals.add("a message that is too large, or whoever sent it has gone")
+            if not self.may_lose:  # else whoever sent it has mostly been lost
+                self.refusals.add("a message that is too large, or whoever sent it has gone")
 
     def close(self) -> None:
         """Close, and stop watching."""

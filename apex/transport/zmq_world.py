@@ -29,6 +29,7 @@ from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
 
 ENDPOINT_VARIABLE, TOKEN_VARIABLE = "APEX_ENDPOINT", "APEX_TOKEN"
 RANK_VARIABLE, SIZE_VARIABLE, LIFE_VARIABLE = "APEX_RANK", "APEX_SIZE", "APEX_LIFE"
+MAY_LOSE_VARIABLE = "APEX_MAY_LOSE"  # set where ranks that are lost are started again
 _VALUE, _JOIN = 1, 2  # kinds of message
 _ANSWERS_S = 60.0  # a learner that is there at all
 
@@ -213,7 +214,10 @@ def first_from_each_host(world: World, make):
 
 
 def check_tolerance() -> None:
-    """``launch.spawn`` starts lost ranks anew."""
+    """Raise :class:`ConfigError` where the loss of a rank would end the job."""
+    if MAY_LOSE_VARIABLE not in os.environ:
+        how = "`launch.spawn --may-lose RANK --lives N` (RANK: the evaluator's)"
+        raise ConfigError(f"run.tolerate = 'actors' over zmq needs {how}; start it so")
 
 
 def leave(tolerant: bool) -> int:

@@ -58,14 +58,14 @@ def play(port, topology: Topology, rank: int) -> list | None:
 
 def watch(port, changes: list) -> None:
     """Have who is lost replaced; stop once it is told that nobody can be."""
-    new = port.poll_changes()
+    new, reports = port.poll_changes(), port.poll_reports()
     changes += new
     for change in new:
         if change.what == LOST:
             port.replace(change.rank, {})
-        else:
-            changes.append(("reports", len(port.poll_reports())))
-            port.stop()
+    if reports and len(changes) == 2:
+        changes.append(("reports", len(reports)))
+        port.stop()
 
 
 def main() -> None:

@@ -138,8 +138,13 @@ def test_a_process_that_still_starts_is_given_time(it, clock):
 
 
 def test_while_the_run_ends_only_who_is_awaited_is_ended_in_time_and_nobody_is_replaced(it, clock):
-    it.port.stopping, it.port.left = True, {1, 4}
+    it.port.stopping, it.port.left = True, {1, 4}  # 1 is a replay rank, for which 4 may wait
     let_pass(it, clock, 5.0)
+    assert it.port.killed == []
+    it.port.left = {4}
+    let_pass(it, clock, 1.5)
+    assert it.port.killed == [], "it has had no time yet"
+    let_pass(it, clock, 1.0)
     assert it.port.killed == [4]
     it.port.changes = [Change(4, LOST, "killed")]
     it.step()
