@@ -16,7 +16,7 @@ from apex.run_folder import RunFolder
 from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
 from launch import hush, spawn, view
-from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
+from launch.rank import RUN_FOLDER_VARIABLE, leave_error, write_error_result
 from launch.resume import CHECKPOINT_VARIABLE
 
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
@@ -131,6 +131,8 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
         status = status or 1
     elif config.run.tolerate == "actors":  # the launcher's own is that of the first rank that was lost
         status = result["status"] if folder.error() is None else status or 1
+    if status and config.run.tolerate == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
+        leave_error(folder, "apex: a rank ended before all ranks had met\n")
     if status:
         write_error_result(folder, config, topology, preset, status)
     view.conclude(folder)

@@ -10,11 +10,15 @@ from apex.run_folder import RunFolder
 from apex.topology import Topology
 from apex.transport import mpi_newcomer
 
+# The launcher passes the signal that ends a run on to all ranks. One that is still starting would die of it.
+_WITHOUT_USR1 = 'trap "" USR1; exec "$@"'
+
 
 def command() -> list[str]:
     """Return the command that starts it, whatever its folder and environment are."""
     root = str(Path(__file__).resolve().parent.parent)
-    return [sys.executable, "-P", "-c", f"import sys; sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"]
+    python = [sys.executable, "-P", "-c", f"import sys; sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"]
+    return ["/bin/sh", "-c", _WITHOUT_USR1, "sh", *python]
 
 
 def main() -> int:

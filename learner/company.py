@@ -12,7 +12,7 @@ import time
 
 from apex.config import Config
 from apex.metrics import Counters
-from apex.ports import LOST, REPLACED, Change, LearnerPort
+from apex.ports import LOST, REPLACED, Change, LearnerPort, PeerLost
 from apex.rank_state import Rung
 from apex.topology import Topology
 from learner.checkpoints import Checkpoints
@@ -73,7 +73,7 @@ class Company:
             return
         self._replacements[rank] += 1
         if self._replacements[rank] > most:
-            raise RuntimeError(f"{name} was lost once more ({why}) after {most} replacements (run.max_replacements)")
+            raise PeerLost(f"{name} was lost once more ({why}) after {most} replacements (run.max_replacements)")
         self._say(f"{name} was lost: {why}; a new process is started in its place ({self._replacements[rank]} of {most})")
         self.port.replace(rank, self._about(rank))
 

@@ -215,6 +215,8 @@ class MpiReplayPort(MpiPort):
 
     def progress(self) -> None:
         """Also meet a process that takes a lost one's place."""
+        if self._replacements is not None and self.stopping:
+            self._replacements.hurry()
         newcomer = None if self._replacements is None else self._replacements.ended()
         if isinstance(newcomer, Newcomer):
             self.ways.join(newcomer.rank, newcomer.comms)

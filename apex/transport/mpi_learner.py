@@ -171,8 +171,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._replacements.ask(about | port | {"entries": entries(self.limits), "ranks_here": self.ranks_here})
 
     def awaited(self) -> set[int]:
-        """Return the ranks that the end of the run still waits for."""
-        return set(self._unfinished)
+        """Return the ranks that the end of the run still waits for: to be through, or to hear that all is done."""
+        return self._unfinished | ({dest for _, _, dest, _ in self._sends} if self._told_finished else set())
 
     def kill(self, rank: int) -> bool:
         """End a process of this host, or have another rank of its host do so."""
@@ -258,11 +258,14 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def _replace(self) -> None:
         """Begin what is to be started next, and greet who has joined."""
+        if self.stopping:
+            self._replacements.hurry()
         outcome = self._replacements.ended()
         if isinstance(outcome, Newcomer):
             self._greet(outcome)
         elif outcome is not None:
-            self._changes.append(Change(self._starting, NOT_REPLACED, outcome))
+            what = LOST if self._replacements.has_started else NOT_REPLACED
+            self._changes.append(Change(self._starting, what, outcome))
         if self.stopping or self._replacements.broken is not None:
             for about in self._replacements.waiting():
                 self._changes.append(Change(about["rank"], NOT_REPLACED, self._replacements.broken or "the run ends"))
@@ -288,7 +291,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         super()._lose(rank)
         self._weight_requests.pop(rank, None)
         self._unfinished.discard(rank)
-        self._changes.append(Change(rank, LOST, "its process has ended"))
+        if not self._told_finished:  # then all were through, and leave
+            self._changes.append(Change(rank, LOST, "its process has ended"))
 
     def _step_to_the_end(self) -> None:
         """Tell all ranks that all is done, once all have told that they are through."""

@@ -152,7 +152,7 @@ class MpiPort(Refusing):
 
     def _lose(self, rank: int) -> None:
         """Go on without a rank, if that can be."""
-        if not self.topology.is_acting(rank):
+        if not (self.topology.is_acting(rank) or self._may_leave(rank)):
             raise PeerLost(f"{self.topology.name(rank)} was lost, without which the run cannot go on")
         self.ways.leave(rank)
         peer = self.peers.pop(rank, None)
@@ -161,6 +161,10 @@ class MpiPort(Refusing):
         for done in given_up:
             if done is not None:
                 done()
+
+    def _may_leave(self, rank: int) -> bool:
+        """Whether the end of a rank, which MPI tells as a loss, is in order: all leave once they are told that all is done."""
+        return self._all_done or (self._told_finished and rank != LEARNER_RANK)
 
     def _open_receives(self) -> list[str]:
         """Name what this rank has asked for and not yet been given; it cannot leave before."""

@@ -15,9 +15,11 @@ from mpi4py import MPI
 
 from apex.topology import LEARNER_RANK
 from apex.transport.mpi_ways import private
+from apex.transport.process import end_process
 from apex.transport.shared import Desk, Peer, neighbours
 
 PATIENCE_S = 60.0  # a process that ends before it has begun MPI is waited for for ever
+_PATIENCE_AT_END_S = 10.0  # the same, when the run ends
 
 
 class Newcomer(NamedTuple):
@@ -40,8 +42,9 @@ class Replacements:
         self._asked: deque[dict] = deque()
         self._thread: threading.Thread | None = None
         self._about: dict | None = None
-        self._since = 0.0
+        self._patient_until, self._hurries = 0.0, False
         self._outcome: Newcomer | str | None = None
+        self.has_started = False  # the last one: it has begun, whether or not it has joined
         self.broken: str | None = None  # why none can be started any more
 
     @property
@@ -59,18 +62,26 @@ class Replacements:
 
     def begin(self, about: dict | None = None) -> None:
         """Begin, on all of them."""
-        self._about, self._outcome, self._since = about, None, time.monotonic()
+        self.has_started = False
+        self._about, self._outcome, self._patient_until = about, None, time.monotonic() + PATIENCE_S
         self._thread = threading.Thread(target=self._run, name="replacement", daemon=True)
         self._thread.start()
+
+    def hurry(self) -> None:
+        """The run ends, and is not to wait for long for a process that may not come."""
+        if not self._hurries:
+            self._hurries = True
+            self._patient_until = min(self._patient_until, time.monotonic() + _PATIENCE_AT_END_S)
 
     def ended(self) -> Newcomer | str | None:
         """Return who has joined, or why nobody can; None while that is open."""
         if self._thread is None:
             return None
         if self._thread.is_alive():
-            if time.monotonic() - self._since <= PATIENCE_S:
+            if time.monotonic() <= self._patient_until:
                 return None
-            self.broken = self._outcome = f"no process has joined within {PATIENCE_S:g} s"
+            self.has_started = False
+            self.broken = self._outcome = f"no process has joined within {_PATIENCE_AT_END_S if self._hurries else PATIENCE_S:g} s"
         self._thread = None
         return self._outcome
 
@@ -81,13 +92,19 @@ class Replacements:
 
     def _run(self) -> None:
         try:
-            self._outcome = self._start()
+            newcomer = self._start()
+            if self.broken is None:
+                self._outcome = newcomer
+            elif newcomer.peer is not None:  # too late: nobody will ever hear it
+                end_process(*newcomer.process[1:])
         except BaseException as error:  # whatever it is, the run goes on without this process
-            self._outcome = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
+            self._outcome = f"its process has ended before it had joined ({why})" if self.has_started else why
 
     def _start(self) -> Newcomer:
         program, *arguments = self._command
         both = self._service.Spawn(program, arguments, maxprocs=1, root=LEARNER_RANK)
+        self.has_started = True
         both.Set_errhandler(MPI.ERRORS_RETURN)
         comm = both.Merge(high=False)
         comm.Set_errhandler(MPI.ERRORS_RETURN)

@@ -74,6 +74,11 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         self._unfinished = set(range(1, topology.size))
         self._world: World | None = None  # where new processes are heard, if losses are survived
 
+    @property
+    def refused(self) -> int:
+        """Also what has been refused where new processes are heard."""
+        return super().refused + (0 if self._world is None else self._world.refused)
+
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
         self._look_for_cuts()
@@ -151,7 +156,11 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
 
     def _hear_joiners(self, world: World) -> None:
         while (joiner := world.joiner()) is not None:
-            rank, self._processes[joiner[0]] = joiner
+            rank, process = joiner
+            if not (self.topology.is_acting(rank) and _is_process(process)):
+                self.refuse(f"a wish of {self.topology.name(rank)} to join that is not one of an acting process")
+                continue
+            self._processes[rank] = process
             self._weight_requests.pop(rank, None)
             self._changes.append(Change(rank, LOST, "its process has ended"))
             if self.stopping:
@@ -247,3 +256,8 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         names = self.topology.name
         samples = [f"a sample batch from {names(self.topology.replay_ranks_range[r.replay])}" for r in self._requests if not r.answered]
         return samples + [f"{names(rank)} to finish" for rank in sorted(self._unfinished)]
+
+
+def _is_process(value: object) -> bool:
+    """Whether a value tells a process: its host, its number, and when it began."""
+    return isinstance(value, list) and [type(item) for item in value] == [str, int, int]

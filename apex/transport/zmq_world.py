@@ -22,6 +22,7 @@ import numpy as np
 import zmq
 
 from apex.config import ConfigError
+from apex.ports import PeerLost
 from apex.schema import EnvSpec
 from apex.topology import LEARNER_RANK
 from apex.transport.process import own_process
@@ -66,6 +67,11 @@ class World:
         else:
             self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, owner, life)
 
+    @property
+    def refused(self) -> int:
+        """Messages refused here so far."""
+        return self._box.refused
+
     def hub(self, peers, owner: str, largest_nbytes: int | None) -> Hub:
         """Return a new place for ``peers`` to connect to, on this rank."""
         return Hub(self.context, self._new_endpoint(), self.token, peers, owner, largest_nbytes)
@@ -95,7 +101,7 @@ class World:
         self._box.send(_JOIN, 0, _encoded([sockets.gethostname(), *own_process()]))
         while self._box.socket.poll(1e3 * _ANSWERS_S):
             message = self._box.receive()
-            value = _REFUSED if message is None else _read(self._box, message)
+            value = _REFUSED if message is None else _read(self._box, message, _VALUE)
             if value is not _REFUSED:
                 self.about = value
                 return value
@@ -104,8 +110,8 @@ class World:
     def joiner(self) -> tuple[int, list] | None:
         """On the learner, once the run has begun: return a rank that wants to join, and its process, or None."""
         message = self._box.receive()
-        value = _REFUSED if message is None else _read(self._box, message)
-        return None if value is _REFUSED or message.kind != _JOIN else (message.rank, value)
+        value = _REFUSED if message is None else _read(self._box, message, _JOIN)
+        return None if value is _REFUSED else (message.rank, value)
 
     def answer(self, rank: int, about: dict | None) -> None:
         """On the learner: tell a rank that has joined."""
@@ -116,10 +122,10 @@ class World:
         while True:
             self._box.socket.poll()
             message = self._box.receive()
-            value = _REFUSED if message is None else _read(self._box, message)
+            value = _REFUSED if message is None else _read(self._box, message, _VALUE, _JOIN)
             if value is not _REFUSED:
                 if message.kind == _JOIN:
-                    raise RuntimeError(f"rank {message.rank} ended before the ranks of this job had met")
+                    raise PeerLost(f"rank {message.rank} ended before the ranks of this job had met")
                 return message.rank, value
 
     def _meeting_point(self) -> str:
@@ -140,9 +146,9 @@ class World:
 _REFUSED = object()
 
 
-def _read(box, message) -> object:
-    """Return the value in a message, or that it has been refused."""
-    if message.kind != _VALUE or not message.has_payload:
+def _read(box, message, *kinds: int) -> object:
+    """Return the value in a message of one of these kinds, or that it has been refused."""
+    if message.kind not in kinds or not message.has_payload:
         box.refuse()
         return _REFUSED
     buffer = bytearray(LARGEST_CONTROL_NBYTES)

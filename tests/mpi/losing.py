@@ -1,12 +1,13 @@
 """A world that loses its first actor and cannot replace it; the learner prints as one line of JSON what it saw, then all end.
 
-Usage: losing.py COMMAND...   (what is started in place of the actor)
+Usage: losing.py goes-on|ends COMMAND...   (whether the run ends at once, and what is started in place of the actor)
 """
 
 import json
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 from mpi4py import MPI
@@ -20,7 +21,11 @@ from apex.transport import mpi_replace, mpi_world
 from apex.transport.mpi import make_port
 
 LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 10, prefetch=2, intake_in_flight=3)
-mpi_replace.PATIENCE_S = 3.0
+ENDS = sys.argv[1] == "ends"
+if not ENDS:
+    mpi_replace.PATIENCE_S = 3.0
+STARTS_S = 1.0  # in this time a process is being started
+ends_at: list[float] = []
 
 
 def play(port, topology: Topology, rank: int) -> list | None:
@@ -36,23 +41,27 @@ def play(port, topology: Topology, rank: int) -> list | None:
             port.poll(None)
         if port.stopping:
             port.finish()
+            changes.extend(port.poll_changes() if role == LEARNER else [])
         elif role == LEARNER:
             watch(port, changes)
         elif role == ACTOR:
             port.send_report(np.zeros(len(REPORT_FIELDS[ACTOR])))
         return False
 
-    until(lambda: port.finished, step, port, topology.name(rank), 60.0)
+    until(lambda: port.finished, step, port, topology.name(rank), 40.0)
     return changes if role == LEARNER else None
 
 
 def watch(port, changes: list) -> None:
     """Have who is lost replaced; stop once it is told that nobody can be."""
+    if ENDS and ends_at and time.monotonic() > ends_at[0]:
+        port.stop()
     new = port.poll_changes()
     changes += new
     for change in new:
         if change.what == LOST:
             port.replace(change.rank, {})
+            ends_at.append(time.monotonic() + STARTS_S)
         else:
             changes.append(("reports", len(port.poll_reports())))
             port.stop()
@@ -61,7 +70,7 @@ def watch(port, changes: list) -> None:
 def main() -> None:
     """Be one rank."""
     comm, topology = MPI.COMM_WORLD, Topology(5, 1)
-    port = make_port(comm, topology, LIMITS, command=sys.argv[1:])
+    port = make_port(comm, topology, LIMITS, command=sys.argv[2:])
     changes = play(port, topology, comm.rank)
     if changes is not None:
         print(json.dumps(changes), flush=True)
