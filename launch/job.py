@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from launch import hush, spawn, view
 from launch.rank import RUN_FOLDER_VARIABLE, leave_error, write_error_result
 from launch.resume import CHECKPOINT_VARIABLE
 
+_RANKS_END_S = 15.0  # once the result is written
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
 ENVIRONMENT = {
     # glibc then keeps large blocks instead of returning them page by page after every batch.
@@ -78,6 +80,7 @@ class _Job:
         self.process, self.folder = process, folder
         self._tolerant = config.run.tolerate == "actors"
         self._asked = self._passed_on = self._forced = False
+        self._ends_until: float | None = None
         self._event_files = self._count_event_files()
         on_stop_signals(self._on_signal)
 
@@ -90,7 +93,13 @@ class _Job:
             self.process.send_signal(signal.SIGUSR1)
         # A launcher that outlives its ranks may outlive the one that the run cannot go on without.
         failed = self._tolerant and self.folder.error() is not None
-        return self.process.poll() is None and not self._forced and not failed
+        return self.process.poll() is None and not self._forced and not failed and not self._is_overdue()
+
+    def _is_overdue(self) -> bool:
+        """Whether the run has ended, but not its launcher: a process that was to take a lost one's place may hang."""
+        if self._tolerant and self._ends_until is None and self.folder.result() is not None:
+            self._ends_until = time.monotonic() + _RANKS_END_S
+        return self._ends_until is not None and time.monotonic() > self._ends_until
 
     def _count_event_files(self) -> int:
         return len(list(self.folder.tensorboard.glob("*")))  # a run that is resumed has some from before

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 
 from apex import config as configuration
 from apex.run_folder import RunFolder
 from apex.topology import Topology
-from apex.transport import mpi_newcomer
+from apex.transport import mpi_newcomer, mpi_world
 
 # The launcher passes the signal that ends a run on to all ranks. One that is still starting would die of it.
 _WITHOUT_USR1 = 'trap "" USR1; exec "$@"'
@@ -24,6 +25,14 @@ def command() -> list[str]:
 def main() -> int:
     """Join, and be the role until the end."""
     joining = mpi_newcomer.meet()
+    try:
+        return _take_place(joining)
+    except BaseException:  # the others wait for this process: only its end tells them that it will not come
+        traceback.print_exc()
+        mpi_world.abort(True)
+
+
+def _take_place(joining: mpi_newcomer.Joining) -> int:
     about = joining.about
     folder, topology = RunFolder(Path(about["folder"])), Topology(about["size"], about["replay_ranks"])
     config = configuration.load(str(folder.config_path))

@@ -39,7 +39,7 @@ class Company:
         """A report of a rank has come."""
         rank = self.topology.rank(role, index)
         if rank in self._silent_at:
-            self._silent_at[rank] = time.monotonic() + self.config.run.silence_s
+            self._silent_at[rank] = time.monotonic() + self._patience_s()
 
     def step(self) -> None:
         """Do what there is to be done."""
@@ -91,12 +91,17 @@ class Company:
             if held_up > _LONG_LOOK_S:
                 self._silent_at[rank] += held_up
             if stops:
-                self._silent_at[rank] = now + min(self.config.run.silence_s, self.config.run.drain_s / 2)
+                self._silent_at[rank] = now + self._patience_s()
         awaited = self.port.awaited() if self.port.stopping else self._silent_at.keys()
         for rank in [rank for rank in awaited if self._silent_at.get(rank, now) < now]:
             self._silent_at[rank] = now + self.config.run.silence_s
-            done = "its process is ended" if self.port.kill(rank) else "there is no way to end its process"
+            done = "its process is ended" if self.port.kill(rank) else "there is no process that could be ended, nor one in its place yet"
             self._say(f"{self.topology.name(rank)} has been silent for {self.config.run.silence_s:g} s (run.silence_s): {done}")
+
+    def _patience_s(self) -> float:
+        """Return how long a rank may be silent: at the end no longer than leaves time to end without it."""
+        run = self.config.run
+        return min(run.silence_s, run.drain_s / 2) if self.port.stopping else run.silence_s
 
     def _share_out_the_ladder(self) -> None:
         """Give the actors that are there the whole ladder: no part of it stays without one."""

@@ -148,6 +148,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         if self._lendable is None:
             # One for each acting rank, wherever it is: each may hold another. Memory is taken when one is first written.
             readers, here = self.topology.num_actors + 1, self.peers.keys() - set(self.topology.replay_ranks_range)
+            # Whoever takes a lost one's place may be on this host, though nobody else is.
+            here = here or (self._replacements is not None and self._desk is not None)
             count, stride = readers + _SPARE_PUBLISHES if here else 0, -(-nbytes // ALIGNMENT) * ALIGNMENT
             self._lendable = list(self._desk.make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
         return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
@@ -179,10 +181,10 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         host, *process = self._processes[rank]
         near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank and not self.ways.is_gone(r)]
         if host == self._processes[LEARNER_RANK][0]:
-            end_process(*process)
-        elif near:
+            return end_process(*process)
+        if near:
             self._send(np.array([*process, *[0] * (WORDS - 2)], np.int64).view(np.uint8), near[0], KILL, "word to end a process")
-        return host == self._processes[LEARNER_RANK][0] or bool(near)
+        return bool(near)
 
     def stop(self) -> None:
         """Tell every other rank."""

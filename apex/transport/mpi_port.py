@@ -87,7 +87,10 @@ class MpiPort(Refusing):
             return None
         if (arrived.source, arrived.nbytes) == (LEARNER_RANK, 8 * WORDS) and arrived.tag in (ANNOUNCEMENT, KILL):
             words = arrived.take().view(np.int64)
-            return words if arrived.tag == ANNOUNCEMENT else end_process(*words[:2].tolist())
+            if arrived.tag == ANNOUNCEMENT:
+                return words
+            end_process(*words[:2].tolist())
+            return None
         return self._drop(arrived)
 
     def answer(self, words: np.ndarray) -> None:

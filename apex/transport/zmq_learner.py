@@ -149,8 +149,8 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         host, *process = self._processes[rank]
         near = next((r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank), None)
         if near == self.rank:
-            end_process(*process)
-        elif near is not None:
+            return end_process(*process)
+        if near is not None:
             self._hub.send(near, KILL, 0, np.array(process, np.int64).view(np.uint8))
         return near is not None
 
