@@ -139,7 +139,7 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
     if result is None:
         status = status or 1
     elif config.run.tolerate == "actors":  # the launcher's own is that of the first rank that was lost
-        status = result["status"] if folder.error() is None else status or 1
+        status = result["status"] or (0 if folder.error() is None else status or 1)
     if status and config.run.tolerate == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
         leave_error(folder, "apex: a rank ended before all ranks had met\n")
     if status:
