@@ -44,7 +44,7 @@ class RunConfig:
     watchdog_s: float = option(60.0, "report a role that has waited this long, for what, and where each rank is", "s", low=0.1)
     drain_s: float = option(30.0, "longest wait for messages in flight at the end", "s", low=0.1)
     tolerate: str = option("nobody", "whose loss the run survives: actors and evaluator, or nobody's", choices=("nobody", "actors"))
-    silence_s: float = option(30.0, "an acting process not heard of for this long is lost (run.tolerate)", "s", low=1.0)
+    silence_s: float = option(30.0, "an acting process not heard of for this long is lost (run.tolerate)", "s", low=5.0)
     max_replacements: int = option(10, "times a new process takes one lost actor's place before the run fails", low=0, high=1_000_000)
     keep_checkpoints: int = option(3, "whole checkpoints that are kept; older ones are removed", "checkpoints", low=1, high=1_000)
     checkpoint_s: float = option(300.0, "longest wait at the end for the last checkpoint", "s", low=0.1)

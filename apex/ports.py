@@ -199,7 +199,7 @@ class LearnerPort(Port, Protocol):
         """Return the ranks that the end of the run still waits for."""
 
     def kill(self, rank: int) -> bool:
-        """End the process of an acting rank that hangs; return whether there was a way to reach it."""
+        """End the process of an acting rank that hangs; return whether it was there, or another rank has been asked to."""
 
     @property
     def stop_requested(self) -> bool:

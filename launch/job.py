@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from apex.run_folder import RunFolder
 from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
 from launch import hush, spawn, view
-from launch.rank import RUN_FOLDER_VARIABLE, write_error_result
+from launch.rank import RUN_FOLDER_VARIABLE, leave_error, write_error_result
 from launch.resume import CHECKPOINT_VARIABLE
 
+_RANKS_END_S = 15.0  # once the result is written
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
 ENVIRONMENT = {
     # glibc then keeps large blocks instead of returning them page by page after every batch.
@@ -78,6 +80,7 @@ class _Job:
         self.process, self.folder = process, folder
         self._tolerant = config.run.tolerate == "actors"
         self._asked = self._passed_on = self._forced = False
+        self._ends_until: float | None = None
         self._event_files = self._count_event_files()
         on_stop_signals(self._on_signal)
 
@@ -90,7 +93,13 @@ class _Job:
             self.process.send_signal(signal.SIGUSR1)
         # A launcher that outlives its ranks may outlive the one that the run cannot go on without.
         failed = self._tolerant and self.folder.error() is not None
-        return self.process.poll() is None and not self._forced and not failed
+        return self.process.poll() is None and not self._forced and not failed and not self._is_overdue()
+
+    def _is_overdue(self) -> bool:
+        """Whether the run has ended, but not its launcher: a process that was to take a lost one's place may hang."""
+        if self._tolerant and self._ends_until is None and self.folder.result() is not None:
+            self._ends_until = time.monotonic() + _RANKS_END_S
+        return self._ends_until is not None and time.monotonic() > self._ends_until
 
     def _count_event_files(self) -> int:
         return len(list(self.folder.tensorboard.glob("*")))  # a run that is resumed has some from before
@@ -130,7 +139,9 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
     if result is None:
         status = status or 1
     elif config.run.tolerate == "actors":  # the launcher's own is that of the first rank that was lost
-        status = result["status"] if folder.error() is None else status or 1
+        status = result["status"] or (0 if folder.error() is None else status or 1)
+    if status and config.run.tolerate == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
+        leave_error(folder, "apex: a rank ended before all ranks had met\n")
     if status:
         write_error_result(folder, config, topology, preset, status)
     view.conclude(folder)

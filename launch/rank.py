@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from launch.resume import CHECKPOINT_VARIABLE
 from launch.world import threads
 
 _LEARNER_COMPLAINS_S = 5.0
+MEETS_S = 180  # starting all ranks, where they may be lost
 RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
 
 
@@ -30,6 +32,9 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
     from apex.transport.drive import StopSignals
 
     signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals
+    if config.run.tolerate == "actors":
+        # Under a launcher that outlives ranks, one that ends before they meet would be waited for for ever, inside MPI_Init.
+        signal.alarm(MEETS_S)
     worlds, _ = world.load(config.run.transport)
     comm = worlds.world(topology.size)
     if getattr(comm, "life", 0):
@@ -45,6 +50,7 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         failure.folder = RunFolder(path)
         port = _make_port(config, topology, spec, comm)
         failure.is_running = True
+        signal.alarm(0)
         _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint)
         signals.ignore()
         return worlds.leave(config.run.tolerate == "actors")
@@ -62,6 +68,7 @@ def take_place(config: Config, topology: Topology, joining, folder: RunFolder) -
     rank = joining.about["rank"]
     failure = _Failure(config, topology, rank, folder.path.name)
     failure.folder, failure.is_running = folder, True
+    signal.alarm(0)
     try:
         meeting = ports.meet(joining, topology)  # before what takes long to import: the others wait
         spec = envs.env_spec(config.env)
@@ -89,9 +96,15 @@ class _Failure:
         """
         alone = self.is_running and self.config.run.tolerate == "actors" and self.topology.is_acting(self.rank)
         try:
-            self._report(error, alone and not isinstance(error, PeerLost))
+            if not (alone and isinstance(error, PeerLost) and self._has_ended_well()):
+                self._report(error, alone and not isinstance(error, PeerLost))
         finally:
             world.load(self.config.run.transport)[0].abort(self.config.run.tolerate == "actors")
+
+    def _has_ended_well(self) -> bool:
+        """Whether the others have ended the run, and only this rank has not heard of it."""
+        result = self.folder.result()
+        return result is not None and result["status"] == 0
 
     def _in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:

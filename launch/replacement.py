@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 
 from apex import config as configuration
 from apex.run_folder import RunFolder
 from apex.topology import Topology
-from apex.transport import mpi_newcomer
 
-# mpirun passes SIGUSR1 on to this process too. Killed by it while it starts it would keep the others waiting; the learner tells it to stop.
-_PROGRAM = (
-    "import signal, sys; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
-    "sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"
-)
+# The launcher passes the signal that ends a run on to all ranks. One that is still starting would die of it.
+_WITHOUT_USR1 = 'trap "" USR1; exec "$@"'
 
 
 def command() -> list[str]:
     """Return the command that starts it, whatever its folder and environment are."""
-    return [sys.executable, "-P", "-c", _PROGRAM.format(root=str(Path(__file__).resolve().parent.parent))]
+    root = str(Path(__file__).resolve().parent.parent)
+    python = [sys.executable, "-P", "-c", f"import sys; sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"]
+    return ["/bin/sh", "-c", _WITHOUT_USR1, "sh", *python]
 
 
 def main() -> int:
     """Join, and be the role until the end."""
+    from apex.transport import mpi_newcomer, mpi_world  # not above: the command is asked for where there is no MPI
+
     joining = mpi_newcomer.meet()
+    try:
+        return _take_place(joining)
+    except BaseException:  # the others wait for this process: only its end tells them that it will not come
+        traceback.print_exc()
+        mpi_world.abort(True)
+
+
+def _take_place(joining) -> int:
     about = joining.about
     folder, topology = RunFolder(Path(about["folder"])), Topology(about["size"], about["replay_ranks"])
     config = configuration.load(str(folder.config_path))

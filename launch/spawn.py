@@ -4,7 +4,8 @@ Every rank gets APEX_RANK, APEX_SIZE, APEX_ENDPOINT (where the ranks meet: a pri
 end, or what ``--endpoint`` says) and APEX_TOKEN (what the ranks of this job call themselves). SIGUSR1 is
 passed on to all. SIGTERM, SIGINT and SIGHUP end all at once. When one fails the others are ended, and its
 status is returned; but one of those that ``--may-lose`` says is started again, with APEX_LIFE, the number of
-processes that it had before, unless it was refused (status 2) or the first rank has ended. The ranks die
+processes that it had before, unless it was refused (status 2) or the first rank has ended; once that has ended
+well, those that are still there are ended. The ranks die
 with this process, and this process with the one that started it.
 
 A job on several hosts has one of these on each, with the same APEX_TOKEN in the environment:
@@ -32,6 +33,7 @@ PR_SET_PDEATHSIG = 1
 FOLDER_PREFIX = "apex-ranks-"  # then the pid of this process
 _LONGEST_FOLDER = 80  # bytes; a socket's path may have 107
 _TOLD_S = 0.2  # when one fails: so that ranks that refuse a run together can say why
+_LEAVE_S = 10  # for ranks that may be lost, once the first has ended well
 _REFUSED = 2  # what a rank returns that would not start
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -49,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             signal.signal(number, _end)
     ranks = Ranks()
     signal.signal(signal.SIGUSR1, lambda number, frame: ranks.signal(number))
+    signal.signal(signal.SIGALRM, lambda number, frame: ranks.signal(signal.SIGKILL, options.may_lose))
     try:
         with _endpoint(options.endpoint) as endpoint:
             try:
@@ -86,6 +89,7 @@ class Ranks:
     def __init__(self):
         self._running: dict[int, tuple[int, subprocess.Popen]] = {}  # pid -> rank, process
         self._lives: dict[int, int] = {}
+        self._is_over = False  # the first rank, which ends last, has ended well
 
     def start(self, options, endpoint: str) -> None:
         """Start them, each in a group of its own, so that Ctrl-C on a terminal comes to this process alone."""
@@ -101,7 +105,7 @@ class Ranks:
         spawner = os.getpid()
         process = subprocess.Popen(
             self._options.command, env=os.environ | self._job | {"APEX_RANK": str(rank), "APEX_LIFE": str(life)},
-            stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _end_with_spawner(spawner),
+            stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _prepare(spawner, life),
         )  # fmt: skip
         self._running[process.pid], self._lives[rank] = (rank, process), life
 
@@ -115,7 +119,10 @@ class Ranks:
             process.returncode = os.waitstatus_to_exitcode(status)
             if process.returncode and self._starts_again(rank, process.returncode):
                 self._start(rank, self._lives[rank] + 1)
-            elif process.returncode:
+            elif rank == 0 and not process.returncode and self._options.may_lose is not None:
+                self._is_over = True
+                signal.alarm(_LEAVE_S)
+            elif process.returncode and not (self._is_over and rank >= self._options.may_lose):
                 time.sleep(_TOLD_S)
                 if process.returncode < 0:  # of itself it could say nothing
                     name = signal.Signals(-process.returncode).name
@@ -128,9 +135,9 @@ class Ranks:
         first_is_here = self._options.first > 0 or any(other == 0 for other, _ in self._running.values())
         return may_lose is not None and rank >= may_lose and status != _REFUSED and first_is_here and self._lives[rank] < lives
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all that run."""
-        for _, process in list(self._running.values()):
+    def signal(self, number: int, first: int = 0) -> None:
+        """Send a signal to all that run, from a rank on."""
+        for process in [process for rank, process in self._running.values() if rank >= first]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
@@ -141,8 +148,10 @@ class Ranks:
             process.wait()
 
 
-def _end_with_spawner(spawner: int) -> None:
+def _prepare(spawner: int, life: int) -> None:
     end_with_parent(signal.SIGKILL)
+    if life:  # the signal that ends the run comes to all ranks, and one that is still starting would die of it
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if os.getppid() != spawner:  # it ended before the kernel was told
         os._exit(1)
 

@@ -12,7 +12,7 @@ import time
 
 from apex.config import Config
 from apex.metrics import Counters
-from apex.ports import LOST, REPLACED, Change, LearnerPort
+from apex.ports import LOST, REPLACED, Change, LearnerPort, PeerLost
 from apex.rank_state import Rung
 from apex.topology import Topology
 from learner.checkpoints import Checkpoints
@@ -39,7 +39,7 @@ class Company:
         """A report of a rank has come."""
         rank = self.topology.rank(role, index)
         if rank in self._silent_at:
-            self._silent_at[rank] = time.monotonic() + self.config.run.silence_s
+            self._silent_at[rank] = time.monotonic() + self._patience_s()
 
     def step(self) -> None:
         """Do what there is to be done."""
@@ -74,7 +74,7 @@ class Company:
             return
         self._replacements[rank] += 1
         if self._replacements[rank] > most:
-            raise RuntimeError(f"{name} was lost once more ({why}) after {most} replacements (run.max_replacements)")
+            raise PeerLost(f"{name} was lost once more ({why}) after {most} replacements (run.max_replacements)")
         self._say(f"{name} was lost: {why}; a new process is started in its place ({self._replacements[rank]} of {most})")
         self.port.replace(rank, self._about(rank))
 
@@ -101,16 +101,21 @@ class Company:
             if held_up > _LONG_LOOK_S:
                 self._silent_at[rank] += held_up
             if begins_to_end or (self._is_ending and rank not in judged):
-                self._silent_at[rank] = now + min(self.config.run.silence_s, self.config.run.drain_s / 4)
+                self._silent_at[rank] = now + self._patience_s()
         for rank in [rank for rank, silent_at in self._silent_at.items() if silent_at < now]:
             self._silent_at[rank] = now + self.config.run.silence_s
-            done = "its process is ended" if self.port.kill(rank) else "there is no way to end its process"
+            done = "its process is ended" if self.port.kill(rank) else "there is no process that could be ended, nor one in its place yet"
             self._say(f"{self.topology.name(rank)} has been silent for too long (run.silence_s): {done}")
 
     def _judged_at_the_end(self) -> set[int]:
         """Return the ranks that the end waits for, unless it waits for a replay rank, for which they may wait too."""
         awaited = self.port.awaited()
         return awaited if all(map(self.topology.is_acting, awaited)) else set()
+
+    def _patience_s(self) -> float:
+        """Return how long a rank may be silent: at the end no longer than leaves time to end without it."""
+        run = self.config.run
+        return min(run.silence_s, run.drain_s / 4) if self.port.stopping else run.silence_s
 
     def _share_out_the_ladder(self) -> None:
         """Give the actors that are there the whole ladder: no part of it stays without one."""

@@ -314,7 +314,9 @@ class MpiReplayPort(MpiPort):
 
     def _replace(self, replacements: Replacements) -> None:
         """Meet who has joined, and only then begin what the learner has begun."""
-        outcome = replacements.ended(self.stopping)
+        if self.stopping:
+            replacements.hurry()
+        outcome = replacements.ended()
         if isinstance(outcome, Newcomer):
             if not self.ways.is_gone(outcome.rank):  # the learner has seen the loss, this rank has not
                 self._lose(outcome.rank)

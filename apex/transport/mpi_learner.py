@@ -150,6 +150,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         if self._lendable is None:
             # One for each acting rank, wherever it is: each may hold another. Memory is taken when one is first written.
             readers, here = self.topology.num_actors + 1, self.peers.keys() - set(self.topology.replay_ranks_range)
+            # Whoever takes a lost one's place may be on this host, though nobody else is.
+            here = here or (self._replacements is not None and self._desk is not None)
             count, stride = readers + _SPARE_PUBLISHES if here else 0, -(-nbytes // ALIGNMENT) * ALIGNMENT
             self._lendable = list(self._desk.make_outbox(count * stride).reshape(count, stride)[:, :nbytes]) if count else []
         return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
@@ -174,15 +176,15 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def awaited(self) -> set[int]:
         """Return the ranks that the end of the run still waits for: to be through, or to hear that all is done."""
-        return self._unfinished | {dest for _, _, dest, _ in self._sends if self._told_finished}
+        return self._unfinished | ({dest for _, _, dest, _ in self._sends} if self._told_finished else set())
 
     def kill(self, rank: int) -> bool:
         """End a process of this host, or have another rank of its host do so."""
         host, *process = self._processes[rank]
         near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank and not self.ways.is_gone(r)]
         if LEARNER_RANK in near:
-            end_process(*process)
-        elif near:  # another each time: the first may hang as well
+            return end_process(*process)
+        if near:  # another each time: the first may hang as well
             self._asked_to_kill += 1
             words = np.array([*process, *[0] * (WORDS - 2)], np.int64)
             self._send(words.view(np.uint8), near[self._asked_to_kill % len(near)], KILL, "word to end a process")
@@ -264,12 +266,14 @@ class MpiLearnerPort(LearnerSide, MpiPort):
 
     def _replace(self) -> None:
         """Begin what is to be started next, and greet who has joined."""
-        outcome = self._replacements.ended(self.stopping)
+        if self.stopping:
+            self._replacements.hurry()
+        outcome = self._replacements.ended()
         if isinstance(outcome, Newcomer):
             self._greet(outcome)
-        elif outcome is not None:  # one that was lost while it joined is lost like any other
-            once_more = self._replacements.has_begun and self._replacements.broken is None and not self.stopping
-            self._changes.append(Change(self._starting, LOST if once_more else NOT_REPLACED, outcome))
+        elif outcome is not None:
+            what = LOST if self._replacements.has_started else NOT_REPLACED
+            self._changes.append(Change(self._starting, what, outcome))
         if self.stopping or self._replacements.broken is not None:
             for about in self._replacements.waiting():
                 self._changes.append(Change(about["rank"], NOT_REPLACED, self._replacements.broken or "the run ends"))
@@ -295,7 +299,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         super()._lose(rank)
         self._weight_requests.pop(rank, None)
         self._unfinished.discard(rank)
-        if not self._told_finished:  # later it has left in order
+        if not self._told_finished:  # then all were through, and leave
             self._changes.append(Change(rank, LOST, "its process has ended"))
 
     def _is_open(self) -> bool:

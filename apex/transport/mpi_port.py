@@ -89,7 +89,10 @@ class MpiPort(Refusing):
             return None
         if (arrived.source, arrived.nbytes) == (LEARNER_RANK, 8 * WORDS) and arrived.tag in (ANNOUNCEMENT, KILL):
             words = arrived.take().view(np.int64)
-            return words if arrived.tag == ANNOUNCEMENT else end_process(*words[:2].tolist())
+            if arrived.tag == ANNOUNCEMENT:
+                return words
+            end_process(*words[:2].tolist())
+            return None
         return self._drop(arrived)
 
     def answer(self, words: np.ndarray) -> None:
@@ -153,12 +156,8 @@ class MpiPort(Refusing):
         self._sends = still_open
 
     def _lose(self, rank: int) -> None:
-        """Go on without a rank, if that can be.
-
-        Once this one has told that it is through, others may have left in order; only the learner then waits for anybody.
-        """
-        may_leave = self._all_done or (self._told_finished and rank != LEARNER_RANK)
-        if not self.topology.is_acting(rank) and not may_leave:
+        """Go on without a rank, if that can be."""
+        if not (self.topology.is_acting(rank) or self._may_leave(rank)):
             raise PeerLost(f"{self.topology.name(rank)} was lost, without which the run cannot go on")
         self.ways.leave(rank)
         peer = self.peers.pop(rank, None)
@@ -167,6 +166,10 @@ class MpiPort(Refusing):
         for done in given_up:
             if done is not None:
                 done()
+
+    def _may_leave(self, rank: int) -> bool:
+        """Whether the end of a rank, which MPI tells as a loss, is in order: all leave once they are told that all is done."""
+        return self._all_done or (self._told_finished and rank != LEARNER_RANK)
 
     def _open_receives(self) -> list[str]:
         """Name what this rank has asked for and not yet been given; it cannot leave before."""

@@ -15,9 +15,11 @@ from mpi4py import MPI
 
 from apex.topology import LEARNER_RANK
 from apex.transport.mpi_ways import private
+from apex.transport.process import end_process
 from apex.transport.shared import Desk, Peer, neighbours
 
-PATIENCE_S, LAST_PATIENCE_S = 60.0, 5.0  # a process that ends before it has begun MPI is waited for for ever; at the end of a run
+PATIENCE_S = 60.0  # a process that ends before it has begun MPI is waited for for ever
+_PATIENCE_AT_END_S = 10.0  # the same, when the run ends
 
 
 class Newcomer(NamedTuple):
@@ -40,10 +42,10 @@ class Replacements:
         self._asked: deque[dict] = deque()
         self._thread: threading.Thread | None = None
         self._about: dict | None = None
-        self._since = 0.0
+        self._patient_until, self._hurries = 0.0, False
         self._outcome: Newcomer | str | None = None
+        self.has_started = False  # the last one: it has begun, whether or not it has joined
         self.broken: str | None = None  # why none can be started any more
-        self.has_begun = False  # the process that is being started has come as far as MPI
 
     @property
     def busy(self) -> bool:
@@ -60,19 +62,26 @@ class Replacements:
 
     def begin(self, about: dict) -> None:
         """Begin, on all of them, what :meth:`next` has returned."""
-        self._about, self._outcome, self._since, self.has_begun = about, None, time.monotonic(), False
+        self.has_started = False
+        self._about, self._outcome, self._patient_until = about, None, time.monotonic() + PATIENCE_S
         self._thread = threading.Thread(target=self._run, name="replacement", daemon=True)
         self._thread.start()
 
-    def ended(self, stopping: bool) -> Newcomer | str | None:
+    def hurry(self) -> None:
+        """The run ends, and is not to wait for long for a process that may not come."""
+        if not self._hurries:
+            self._hurries = True
+            self._patient_until = min(self._patient_until, time.monotonic() + _PATIENCE_AT_END_S)
+
+    def ended(self) -> Newcomer | str | None:
         """Return who has joined, or why nobody has; None while that is open, for as long as there is time."""
         if self._thread is None:
             return None
         if self._thread.is_alive():
-            patience = LAST_PATIENCE_S if stopping else PATIENCE_S
-            if time.monotonic() - self._since <= patience:
+            if time.monotonic() <= self._patient_until:
                 return None
-            self.broken = self._outcome = f"no process has joined within {patience:g} s"
+            self.has_started = False
+            self.broken = self._outcome = f"no process has joined within {_PATIENCE_AT_END_S if self._hurries else PATIENCE_S:g} s"
         self._thread = None
         return self._outcome
 
@@ -83,19 +92,22 @@ class Replacements:
 
     def _run(self) -> None:
         try:
-            outcome = self._start()
+            newcomer = self._start()
             if self.broken is None:
-                self._outcome = outcome
-            else:  # it comes too late: nobody looks any more
-                for comm in outcome.comms:
+                self._outcome = newcomer
+            elif newcomer.peer is not None:  # too late: nobody will ever hear it
+                end_process(*newcomer.process[1:])
+            else:
+                for comm in newcomer.comms:
                     comm.Revoke()
         except BaseException as error:  # whatever it is, the run goes on without this process
-            self._outcome = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
+            self._outcome = f"its process has ended before it had joined ({why})" if self.has_started else why
 
     def _start(self) -> Newcomer:
         program, *arguments = self._command
         both = self._service.Spawn(program, arguments, maxprocs=1, root=LEARNER_RANK)
-        self.has_begun = True
+        self.has_started = True
         both.Set_errhandler(MPI.ERRORS_RETURN)
         comm = both.Merge(high=False)
         comm.Set_errhandler(MPI.ERRORS_RETURN)

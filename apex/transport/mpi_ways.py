@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from apex.ports import PeerLost
 from apex.transport.checked import Arrived, probe
 
 MESSAGES, ANNOUNCEMENTS, INTAKES = range(3)
@@ -83,7 +82,7 @@ class Ways:
             return call(*args)
         except MPI.Exception as error:
             if self.tolerant and error.Get_error_class() == _REVOKED:
-                raise PeerLost("this process has come too late: the run goes on without it") from None
+                raise RuntimeError("this process has come too late: the run goes on without it") from None
             if not self.tolerant or error.Get_error_class() not in (_PROC_FAILED, _PROC_FAILED_PENDING):
                 raise
             self._looks_at = 0.0

@@ -13,11 +13,13 @@ def own_process() -> tuple[int, int]:
     return os.getpid(), _began(os.getpid())
 
 
-def end_process(pid: int, began: int) -> None:
-    """Kill that process of this host, if it is still there."""
+def end_process(pid: int, began: int) -> bool:
+    """Kill that process of this host, if it is still there; return whether it was."""
     with contextlib.suppress(OSError, ValueError):
         if _began(pid) == began:
             os.kill(pid, signal.SIGKILL)
+            return True
+    return False
 
 
 def _began(pid: int) -> int:

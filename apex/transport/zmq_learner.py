@@ -76,6 +76,11 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         self._asked_to_kill = 0
         self._joining: set[int] = set()  # ranks whose new process has still to greet
 
+    @property
+    def refused(self) -> int:
+        """Also what has been refused where new processes are heard."""
+        return super().refused + (0 if self._world is None else self._world.refused)
+
     def progress(self) -> None:
         """Receive what the other ranks send, answer weight requests, and while ending drop samples."""
         self._look_for_cuts()
@@ -146,8 +151,8 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         host, *process = self._processes[rank]
         near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank]
         if self.rank in near:
-            end_process(*process)
-        elif near:  # another each time: the first may hang as well
+            return end_process(*process)
+        if near:  # another each time: the first may hang as well
             self._asked_to_kill += 1
             self._hub.send(near[self._asked_to_kill % len(near)], KILL, 0, np.array(process, np.int64).view(np.uint8))
         return bool(near)

@@ -22,6 +22,7 @@ import numpy as np
 import zmq
 
 from apex.config import ConfigError
+from apex.ports import PeerLost
 from apex.schema import EnvSpec
 from apex.topology import LEARNER_RANK
 from apex.transport.process import own_process
@@ -67,6 +68,11 @@ class World:
         else:
             self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, owner, life)
 
+    @property
+    def refused(self) -> int:
+        """Messages refused here so far."""
+        return self._box.refused
+
     def hub(self, peers, owner: str, largest_nbytes: int | None) -> Hub:
         """Return a new place for ``peers`` to connect to, on this rank."""
         return Hub(self.context, self._new_endpoint(), self.token, peers, owner, largest_nbytes)
@@ -96,7 +102,7 @@ class World:
         self._box.send(_JOIN, 0, _encoded([sockets.gethostname(), *own_process()]))
         while self._box.socket.poll(1e3 * _ANSWERS_S):
             message = self._box.receive()
-            value = _REFUSED if message is None else _read(self._box, message)
+            value = _REFUSED if message is None else _read(self._box, message, _VALUE)
             if value is not _REFUSED:
                 self.about = value
                 return value
@@ -121,10 +127,10 @@ class World:
         while True:
             self._box.socket.poll()
             message = self._box.receive()
-            if message is not None and message.kind == _JOIN:
-                raise RuntimeError(f"rank {message.rank} ended before the ranks of this job had met")
-            value = _REFUSED if message is None else _read(self._box, message)
+            value = _REFUSED if message is None else _read(self._box, message, _VALUE, _JOIN)
             if value is not _REFUSED:
+                if message.kind == _JOIN:
+                    raise PeerLost(f"rank {message.rank} ended before the ranks of this job had met")
                 return message.rank, value
 
     def _meeting_point(self) -> str:
@@ -145,9 +151,9 @@ class World:
 _REFUSED = object()
 
 
-def _read(box, message, kind: int = _VALUE) -> object:
-    """Return the value in a message of the kind expected, or that it has been refused."""
-    if message.kind != kind or not message.has_payload:
+def _read(box, message, *kinds: int) -> object:
+    """Return the value in a message of one of these kinds, or that it has been refused."""
+    if message.kind not in kinds or not message.has_payload:
         box.refuse()
         return _REFUSED
     buffer = bytearray(LARGEST_CONTROL_NBYTES)

@@ -181,3 +181,21 @@ def test_an_mpirun_that_outlives_no_rank_is_refused_in_one_line(start, tmp_path)
     assert ended.returncode == 2 and not run.directory.exists()
     told = [line for line in ended.stderr.splitlines() if line.startswith("apex: ")]
     assert len(told) == 1 and "run.tolerate = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`" in told[0]
+
+
+def test_a_run_that_is_told_to_end_while_a_process_is_started_ends_well(run):
+    run.begin()
+    run.lose(signal.SIGKILL, ACTOR)
+    if run.transport == "mpi":
+        run.until(lambda: "a new process is started" in (run.job.folder / "stderr").read_text(), "the loss")
+    run.end()
+
+
+def test_a_process_that_fails_before_it_has_joined_is_lost_once_more(start, tmp_path, figure):
+    run = Run(start, tmp_path / "runs", "mpi", figure)
+    run.begin(run__max_replacements=1)
+    run.folder.config_path.unlink()
+    run.until(lambda: checkpoint_files.whole(run.folder.checkpoints), "a checkpoint")
+    run.lose(signal.SIGKILL, ACTOR)
+    ended = run.job.wait(ENDS_S)
+    check_failed(run, ended, "actor 0 (rank 3) was lost once more (its process has ended before it had joined")

@@ -115,10 +115,10 @@ def test_values_that_are_none_are_refused_while_a_world_starts(tmp_path, tried):
             link.socket.send_multipart([header(rng.choice([1, 1, 1, 2])), payload])
             hub.socket.poll(10_000)
             message = hub.receive()
-            value = _read(hub, message)
+            value = _read(hub, message, 1)
             assert (type(value) is object) == (hub.refused == before + 1) and hub.refused - before <= 1
             tried()
         link.send(1, 0, _encoded({"still": "here"}))
         hub.socket.poll(10_000)
-        assert _read(hub, hub.receive()) == {"still": "here"}
+        assert _read(hub, hub.receive(), 1) == {"still": "here"}
         hub.close(), link.close()

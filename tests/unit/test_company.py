@@ -151,6 +151,14 @@ def test_while_the_run_ends_only_who_is_awaited_is_ended_in_time_and_nobody_is_r
     assert it.port.replaced == []
 
 
+def test_who_hangs_after_its_last_report_is_ended_while_there_is_still_time_to_end_without_it(it, clock):
+    it.port.stopping, it.port.left = True, {4}
+    let_pass(it, clock, 0.5)
+    it.heard(ACTOR, 1)
+    let_pass(it, clock, CONFIG.run.drain_s / 2 + 1)
+    assert it.port.killed == [4]
+
+
 def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladder(it):
     it.checkpoints.owing = {5}
     it.port.changes = [Change(4, LOST, "killed"), Change(4, NOT_REPLACED, "no slots")]

@@ -1,6 +1,7 @@
 """``launch.spawn``: starts ranks, passes on what they are told, ends with them, and leaves nothing behind."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -88,3 +89,53 @@ def test_a_command_that_cannot_be_run_is_an_error(run_to_end):
     ended = run_to_end([*SPAWN, "-n", 2, "--", "/nonexistent/command"])
     assert ended.returncode == 127
     assert ended.stderr == "launch.spawn: /nonexistent/command: No such file or directory\n"
+
+
+TAKES_PLACE = """
+import os, pathlib, sys, time
+life = os.environ["APEX_LIFE"]
+pathlib.Path(sys.argv[1], f"{os.environ['APEX_RANK']}-{life}").touch()
+if os.environ["APEX_RANK"] == "0":
+    while not pathlib.Path(sys.argv[1], "through").exists():
+        time.sleep(0.01)
+elif life == "0":
+    sys.exit(1)
+else:
+    time.sleep(1000 if sys.argv[2] == "stays" else 1)
+"""
+
+
+@pytest.fixture
+def replaced(start, tmp_path):
+    """Return ``replaced(how) -> job`` of two ranks, of which the second has been lost and started again."""
+
+    def job_of(how: str):
+        job = start([*SPAWN, "-n", 2, "--may-lose", 1, "--lives", 1, "--", sys.executable, "-c", TAKES_PLACE, tmp_path, how])
+        job.wait_until((tmp_path / "1-1").exists, 20, "a new process")
+        return job
+
+    return job_of
+
+
+def test_a_process_that_takes_a_place_does_not_die_of_a_SIGUSR1_that_comes_while_it_starts(replaced, tmp_path):
+    job = replaced("leaves")
+    os.kill(job.rank(1), signal.SIGUSR1)
+    (tmp_path / "through").touch()
+    assert job.wait(20).returncode == 0
+    assert not (tmp_path / "1-2").exists()
+
+
+def test_a_rank_that_may_be_lost_does_not_keep_a_job_whose_first_rank_has_ended_well(replaced, tmp_path):
+    job = replaced("stays")
+    (tmp_path / "through").touch()
+    assert job.wait(spawn._LEAVE_S + 10).returncode == 0
+    assert not folders(job)
+
+
+def test_the_loss_of_such_a_rank_after_the_first_has_ended_well_is_none(replaced, tmp_path):
+    job = replaced("stays")
+    first = job.rank(0)
+    (tmp_path / "through").touch()
+    job.wait_until(lambda: first not in job.processes(), 20, "the end of the first rank")
+    os.kill(job.rank(1), signal.SIGKILL)
+    assert job.wait(spawn._LEAVE_S).returncode == 0
