@@ -21,6 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from apex.config import ConfigError
+from apex.ports import PeerLost
 from apex.refusals import Refusals
 from apex.schema import aligned_bytes
 
@@ -163,9 +164,11 @@ class Hub(_Mailbox):
         try:
             self.socket.send(self.name_of(rank), zmq.SNDMORE)
         except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH and rank in self.may_lose:
-                return None
-            raise
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            if rank not in self.may_lose:
+                raise PeerLost(f"rank {rank} was lost, without which the run cannot go on") from None
+            return None
         return self._send(kind, arg, payload, track)
 
     def name_of(self, rank: int) -> bytes:
