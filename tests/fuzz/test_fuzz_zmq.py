@@ -79,13 +79,13 @@ def test_a_learner_that_survives_losses_greets_nobody_who_has_not_joined_and_let
     ranks[ACTOR]._learner.send(kinds.HELLO)
     for rank, process in ((REPLAY, ["host", 1, 1]), (ACTOR, ["host", "1", 1]), (ACTOR, ["host", 1]), (ACTOR, 3)):
         ranks.worlds[rank]._box.send(zmq_world._JOIN, 0, zmq_world._encoded(process))
-    settle(learner.progress, lambda: (learner.refused, world._box.refused) == (2, 3))
+    settle(learner.progress, lambda: (learner.refused, world._box.refused) == (2 + 3, 3))
     assert learner.poll_changes() == []
     ranks.worlds[ACTOR]._box.send(zmq_world._JOIN, 0, zmq_world._encoded(["host", 1, 1]))
     settle(learner.progress, lambda: [change.what for change in learner._changes] == [LOST])
     ranks[ACTOR]._learner.send(kinds.HELLO)
     ranks[ACTOR]._learner.send(kinds.HELLO)
-    settle(learner.progress, lambda: learner.refused == 3)
+    settle(learner.progress, lambda: learner.refused == 3 + 3)
     assert [change.what for change in learner.poll_changes()] == [LOST, REPLACED]
 
 

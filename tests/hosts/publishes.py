@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.schema import Limits, aligned_bytes, weight_header
-from apex.topology import ACTOR, LEARNER, Topology
+from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 from apex.transport.drive import Wait
 from apex.transport.mpi import make_port
 
@@ -50,6 +50,8 @@ class Part:
         wait = Wait()
         while not holds():
             self.port.progress()
+            if self.role == REPLAY:
+                self.port.poll(None)  # the learner's messages are heard here
             wait.idle()
 
 
