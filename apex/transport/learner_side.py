@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from apex.ports import Answer, Change, Report
+from apex.topology import LEARNER_RANK
+from apex.transport.process import end_process
 
 
 class LearnerSide:
@@ -12,11 +14,13 @@ class LearnerSide:
 
     role: str
     index: int
+    _processes: list  # of each rank: host, process, and when that began
 
     def __init__(self, *args):
         self._reports: list[Report] = []
         self._answers: list[Answer] = []
         self._changes: list[Change] = []
+        self._asked_to_kill = 0
         self.stop_requested = False
         super().__init__(*args)
 
@@ -34,6 +38,17 @@ class LearnerSide:
         """Return which acting ranks were lost or replaced since the last call."""
         changes, self._changes = self._changes, []
         return changes
+
+    def kill(self, rank: int) -> bool:
+        """End a process of this host, or have another rank of its host do so; return whether there was a way."""
+        host, *process = self._processes[rank]
+        near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank and not self._is_away(r)]
+        if LEARNER_RANK in near:
+            return end_process(*process)
+        if near:  # another each time: the first may hang as well
+            self._asked_to_kill += 1
+            self._have_killed(near[self._asked_to_kill % len(near)], np.array(process, np.int64))
+        return bool(near)
 
     def poll_announcement(self) -> None:
         """Nobody announces anything to the learner."""

@@ -36,7 +36,6 @@ from apex.transport.mpi_port import (
 )
 from apex.transport.mpi_replace import Newcomer, Replacements
 from apex.transport.mpi_ways import Meeting
-from apex.transport.process import end_process
 from apex.transport.publishes import Publish, answer
 from apex.transport.shared import REFUSED, borrow
 
@@ -72,7 +71,6 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._weight_requests: dict[int, int] = {}
         self._unfinished = set(range(1, topology.size))
         self._replacements: Replacements | None = None
-        self._asked_to_kill = 0
         self._starting = -1  # the rank of the process that is being started
         self._processes: list[tuple[str, int, int]] = []  # of each rank: host, process, and when that began
 
@@ -178,17 +176,13 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         """Return the ranks that the end of the run still waits for: to be through, or to hear that all is done."""
         return self._unfinished | ({dest for _, _, dest, _ in self._sends} if self._told_finished else set())
 
-    def kill(self, rank: int) -> bool:
-        """End a process of this host, or have another rank of its host do so."""
-        host, *process = self._processes[rank]
-        near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank and not self.ways.is_gone(r)]
-        if LEARNER_RANK in near:
-            return end_process(*process)
-        if near:  # another each time: the first may hang as well
-            self._asked_to_kill += 1
-            words = np.array([*process, *[0] * (WORDS - 2)], np.int64)
-            self._send(words.view(np.uint8), near[self._asked_to_kill % len(near)], KILL, "word to end a process")
-        return bool(near)
+    def _is_away(self, rank: int) -> bool:
+        return self.ways.is_gone(rank)
+
+    def _have_killed(self, killer: int, process: np.ndarray) -> None:
+        words = np.zeros(WORDS, np.int64)
+        words[: len(process)] = process
+        self._send(words.view(np.uint8), killer, KILL, "word to end a process")
 
     def stop(self) -> None:
         """Tell every other rank."""

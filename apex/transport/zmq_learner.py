@@ -11,7 +11,6 @@ from apex.ports import LOST, REPLACED, WORDS, Answer, Change, Report
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import Topology
 from apex.transport.learner_side import LearnerSide
-from apex.transport.process import end_process
 from apex.transport.zmq_link import Message
 from apex.transport.zmq_port import (
     ANNOUNCEMENT,
@@ -73,7 +72,6 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         self._report_buffer = np.zeros(8 * MAX_REPORT, np.uint8)
         self._unfinished = set(range(1, topology.size))
         self._world: World | None = None  # where new processes are heard, if losses are survived
-        self._asked_to_kill = 0
         self._joining: set[int] = set()  # ranks whose new process has still to greet
 
     @property
@@ -146,16 +144,11 @@ class ZmqLearnerPort(LearnerSide, ZmqPort):
         """Return the ranks that the end of the run still waits for."""
         return set(self._unfinished)
 
-    def kill(self, rank: int) -> bool:
-        """End a process of this host, or have another rank of its host do so."""
-        host, *process = self._processes[rank]
-        near = [r for r, (there, *_) in enumerate(self._processes) if there == host and r != rank]
-        if self.rank in near:
-            return end_process(*process)
-        if near:  # another each time: the first may hang as well
-            self._asked_to_kill += 1
-            self._hub.send(near[self._asked_to_kill % len(near)], KILL, 0, np.array(process, np.int64).view(np.uint8))
-        return bool(near)
+    def _is_away(self, rank: int) -> bool:
+        return rank in self._joining
+
+    def _have_killed(self, killer: int, process: np.ndarray) -> None:
+        self._hub.send(killer, KILL, 0, process.view(np.uint8))
 
     def _hear_joiners(self, world: World) -> None:
         while (joiner := world.joiner()) is not None:
