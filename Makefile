@@ -1,5 +1,5 @@
 # make train            learn CartPole over MPI (PRESET=pong-small for Pong, ARGS="--ranks 6" and the like)
-# make test             run every test
+# make test             run every test, three at a time (WORKERS=1: one after the other; ARGS=-x and the like)
 # make test-slurm       run the job scripts on a real SLURM, started here for the purpose (needs root and its packages)
 # make test-hosts       run the tests between two hosts, made on this machine (needs root and iproute2)
 # make soak             train for ten minutes over each transport and watch the memory, then as long with actors killed at random
@@ -15,6 +15,7 @@
 PRESET ?= cartpole
 ARGS ?=
 SECONDS ?= 600
+WORKERS ?= 3
 TRANSPORTS ?= mpi zmq
 MEASURED = tests/end_to_end/test_endings.py tests/end_to_end/test_resume.py tests/end_to_end/test_tolerance.py tests/fuzz \
 	tests/mpi/test_mpi_ports.py tests/zmq/test_zmq_ports.py
@@ -37,7 +38,7 @@ train: $(READY) native
 	@$(BIN)/apex train $(PRESET) $(ARGS)
 
 test: $(READY) native
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-slurm: $(READY) native
 	@$(BIN)/python -m pytest tests/slurm $(ARGS)

@@ -23,6 +23,27 @@ pytest.register_assert_rewrite("port_conformance", "disturbance")
 _LAUNCHERS = ("OMPI", "PMIX", "PMI_", "PRTE", "SLURM", "MPI4PY", "APEX_")  # an outer job's variables would mislead an inner one
 _MARK = "JOB_OF_TEST"  # in the environment of every process of a job, whichever session it is in
 _LINGER_S = 5.0  # mpirun, and the kernel, take a moment to end what is killed
+PATIENCE = 6
+"""Times the limits of tests, which are of free cores: what comes late on a busy machine is not wrong."""
+
+
+def pytest_collection_modifyitems(items):
+    """Say what workers may share out (``make test``): a file at a time, or single tests where it is marked ``spread``.
+
+    What takes long comes first, so that no worker is left with it alone.
+    """
+    for item in items:
+        if not item.get_closest_marker("spread"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print how many inputs the tests of ``fuzz`` have tried, whichever worker ran them."""
+    ends = [report for reports in terminalreporter.stats.values() for report in reports if isinstance(report, pytest.TestReport)]
+    tried = [value for report in ends if report.when == "teardown" for name, value in report.user_properties if name == "tried"]
+    if tried:
+        terminalreporter.write_line(f"fuzz: {sum(tried)} inputs in {len(tried)} tests")
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +94,19 @@ class Job:
 
     def wait_until(self, holds, timeout: float, what: str) -> None:
         """Wait until ``holds()``; the test fails, and the job ends, if that takes too long or the job ends before."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE * timeout
         while not holds():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{what}: not within {timeout:g} s, or before the job's end\n{self._after_kill()}")
+                pytest.fail(f"{what}: not within {PATIENCE * timeout:g} s, or before the job's end\n{self._after_kill()}")
             time.sleep(0.02)
 
     def wait(self, timeout: float) -> Ended:
         """Return how the job ended; the test fails if that takes longer, or if it leaves a process behind."""
         try:
-            self.process.wait(timeout)
+            self.process.wait(PATIENCE * timeout)
         except subprocess.TimeoutExpired:
             alive = self.processes()
-            pytest.fail(f"still running after {timeout:g} s: {alive}\n{self._after_kill()}")
+            pytest.fail(f"still running after {PATIENCE * timeout:g} s: {alive}\n{self._after_kill()}")
         left = self._left_behind()
         if left:
             pytest.fail(f"left behind: {left}\n{self._after_kill()}")
@@ -112,7 +133,7 @@ class Job:
         return int(session) == self.process.pid or f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
 
     def _left_behind(self) -> dict[int, str]:
-        deadline = time.monotonic() + _LINGER_S
+        deadline = time.monotonic() + PATIENCE * _LINGER_S
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return left

@@ -15,6 +15,7 @@ from launch.mpirun import find_mpirun
 DOCTOR = ["-m", "launch.main", "doctor"]
 LOOKS_S = 180
 CORES = sorted(os.sched_getaffinity(0))
+pytestmark = pytest.mark.spread
 
 
 def lines(ended, name: str) -> list[str]:

@@ -16,6 +16,7 @@ if "launch.main" in sys.orig_argv:
     import launch.rank
     launch.rank.MEETS_S = 20
 """
+pytestmark = pytest.mark.spread
 
 
 @pytest.mark.parametrize("transport", ["mpi", "zmq"])

@@ -32,6 +32,7 @@ SMALL = {
 }  # fmt: skip
 COUNTERS = ("wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "param_version", "evaluations")
 STARTS_S, ENDS_S = 400, 400
+pytestmark = pytest.mark.spread
 
 
 class Runs:

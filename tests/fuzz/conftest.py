@@ -1,26 +1,21 @@
-"""How many inputs the tests of this folder have tried: printed at the end, and no test tries fewer than it says."""
+"""How many inputs the tests of this folder have tried: no test tries fewer than it says. ``tests/conftest.py`` prints the sum."""
 
 import pytest
 
-_TRIED: dict[str, int] = {}
-
 
 @pytest.fixture
-def tried(request):
+def tried(record_property):
     """Return ``tried(n=1)``: so many more inputs. A test that is over has tried at least ``tried.least`` (default 1000)."""
+    inputs = 0
 
     def count(number: int = 1) -> None:
-        _TRIED[request.node.nodeid] = _TRIED.get(request.node.nodeid, 0) + number
+        nonlocal inputs
+        inputs += number
 
     count.least = 1000
     yield count
-    assert _TRIED.get(request.node.nodeid, 0) >= count.least, "fewer inputs than this test is to try"
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Print the total."""
-    if _TRIED:
-        terminalreporter.write_line(f"fuzz: {sum(_TRIED.values())} inputs in {len(_TRIED)} tests")
+    record_property("tried", inputs)
+    assert inputs >= count.least, "fewer inputs than this test is to try"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Usage: port_storm.py REPLAY_RANKS (scenarios | stall) (lend | send | mixed)
 
 import json
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -22,12 +23,14 @@ from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from apex.transport import shared
 from apex.transport.mpi import make_port
 
-LONGEST_ROUND_S = 60.0
+LONGEST_ROUND_S = 300.0
 SHARE = sys.argv[3] != "send"
 if sys.argv[3] == "mixed":  # ranks of either parity are a host
     shared.identity = lambda of_host=shared.identity: f"{of_host()} {MPI.COMM_WORLD.rank % 2}"
 STALL_S = 3.0
+FOLDER = Path(tempfile.gettempdir())  # the job's own
 PUBLISHES = 200
+POLLS = 100  # of a replay rank, while the learner makes one training step
 STALL_LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 20, prefetch=2, intake_in_flight=3)
 WEIGHT_NBYTES = 2 << 20
 
@@ -86,24 +89,41 @@ class Stall:
             message[:16].view(np.int64)[:] = version, version
             self.port.publish(message)
             self._for(0.008)
+            if version == PUBLISHES // 2:  # however late they are, later versions come after they have asked
+                self._until(self._sleepers_have_asked, lambda: False)
         self.seen["publishes"] = len(self.port._publishes)
         for replay in range(self.topology.replay_ranks):
             self.port.send_priorities(replay, aligned_bytes(STALL_LIMITS.priority_nbytes))
-        time.sleep(0.7)  # a long training step: nobody else may wait for it
+        self._train_until_replay_has_polled()
         self._until(self._is_over, lambda: False)
         self._for(0.5)  # now replay takes intake again
         self._until(lambda: self.port.stop_requested, lambda: False)
         self.port.stop()
 
+    def _sleepers_have_asked(self) -> bool:
+        return all((FOLDER / f"asked-{sleeper}").exists() for sleeper in range(self.topology.num_actors - 1))
+
+    def _train_until_replay_has_polled(self) -> None:
+        """Make one long training step, which calls nothing of MPI: nobody else may wait for it."""
+        (FOLDER / "training").touch()
+        polled = [FOLDER / f"polled-{replay}" for replay in range(self.topology.replay_ranks)]
+        end = time.monotonic() + LONGEST_ROUND_S
+        while not all(path.exists() for path in polled) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.seen["polled"] = [path.exists() for path in polled]
+
     def _take_nothing(self) -> None:
-        self.seen |= {"longest_poll_s": 0.0, "priorities": 0}
+        self.seen |= {"priorities": 0}
+        self._polls = 0  # while the learner trains
         self._until(self._is_over, lambda: self._poll(None))
         self._until(lambda: self.port.stopping, lambda: self._poll(aligned_bytes(1 << 10)))
 
     def _poll(self, landing) -> bool:
-        start = time.perf_counter()
         event = self.port.poll(landing)
-        self.seen["longest_poll_s"] = max(self.seen["longest_poll_s"], time.perf_counter() - start)
+        if self._polls < POLLS and (FOLDER / "training").exists():
+            self._polls += 1
+            if self._polls == POLLS:
+                (FOLDER / f"polled-{self.index}").touch()
         self.seen["priorities"] += hasattr(event, "message")
         return event is not None
 
@@ -123,6 +143,7 @@ class Stall:
     def _sleep(self) -> None:
         self._for(0.2 * (1 + self.index))  # each asks for another version
         self.port.request_weights(0, self.into)
+        (FOLDER / f"asked-{self.index}").touch()
         time.sleep(STALL_S)
         self._until(lambda: self.port.poll_weights() or self.port.stopping, lambda: False)
         self.seen["slept_over"] = weight_header(self.into)[0]
