@@ -245,9 +245,11 @@ def toml_value(value) -> str:
 
 
 def _read_preset(preset: str) -> dict:
-    path = Path(preset) if preset.endswith(".toml") else PRESET_DIR / f"{preset}.toml"
+    is_path = preset.endswith(".toml") or os.sep in preset
+    path = Path(preset) if is_path else PRESET_DIR / f"{preset}.toml"
     if not os.path.isfile(path):  # unlike Path.is_file, False for a name no file can have
-        raise ConfigError(f"unknown preset '{preset[:80]}'; {nearest(preset, presets())}")
+        what = f"there is no file '{preset[-80:]}' to take a preset from" if is_path else f"unknown preset '{preset[:80]}'"
+        raise ConfigError(f"{what}; {nearest(preset, presets())}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:  # TOML's and UTF-8's errors are ValueErrors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -94,10 +95,26 @@ def check(saved: Saved, config: Config) -> None:
                     f"{section}.{name} = {now[section][name]!r} cannot go on from {saved.folder}, made with {held!r}; leave it out"
                 )
     _check_capacity(saved, config)
-    if saved.learner_steps >= config.run.max_learner_steps:
+    _check_limits(saved, config)
+
+
+def _check_limits(saved: Saved, config: Config) -> None:
+    """Refuse to go on where a limit of the run has been reached: it would end at once."""
+    run, record = config.run, saved.values("learner")["record"]
+    if saved.learner_steps >= run.max_learner_steps:
         raise ConfigError(
-            f"run.max_learner_steps = {config.run.max_learner_steps} has been reached at {saved.folder}; "
+            f"run.max_learner_steps = {run.max_learner_steps} has been reached at {saved.folder}; "
             f"raise it, for example --set run.max_learner_steps={2 * saved.learner_steps}"
+        )
+    if run.max_wall_s and record["wall_s"] >= run.max_wall_s:
+        raise ConfigError(
+            f"run.max_wall_s = {run.max_wall_s:g} has been reached at {saved.folder}, after {record['wall_s']:.0f} s; "
+            f"raise it, for example --set run.max_wall_s={math.ceil(2 * record['wall_s'])}"
+        )
+    if run.stop_at_target and record["eval_return"] >= run.target_return:
+        raise ConfigError(
+            f"run.target_return = {run.target_return:g} has been reached at {saved.folder}, with {record['eval_return']:g}; "
+            "raise it, or go on for good with --set run.stop_at_target=false"
         )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
 
 from apex import config as configuration
 from apex.config import ConfigError
+from apex.say import say, warn
 from launch import world
+from launch.options import Parser
 from launch.submit import KINDS
 
 _FIRST_RANK_TELLS_S = 10.0  # longest start-up of rank 0 that the other ranks leave room for
@@ -17,18 +20,27 @@ _FIRST_RANK_TELLS_S = 10.0  # longest start-up of rank 0 that the other ranks le
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 1 failed, 2 refused."""
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments, options = sys.argv[1:] if argv is None else argv, argparse.Namespace()
     try:
         options = _parser().parse_args(arguments)
         return options.run_command(options, arguments)
     except ConfigError as error:
-        return _refuse(error)
+        return _refuse(_as_typed(str(error), options))
     except KeyboardInterrupt:  # before there was a run to end
-        print("apex: interrupted", file=sys.stderr, flush=True)
+        warn("apex: interrupted")
         return 130
 
 
-def _refuse(error: ConfigError) -> int:
+def _as_typed(refusal: str, options: argparse.Namespace) -> str:
+    """Return the refusal with the options that were typed in place of the fields that they are short for."""
+    for name, field in vars(options).get("short_for", {}).items():
+        if vars(options)[name] is not None:
+            # What is after another source than --set ("preset 'x': run.seed") is not what was typed.
+            refusal = re.sub(rf"(?:--set: |(?<!: )){re.escape(field)}\b(?: =)?", f"--{name}", refusal)
+    return refusal
+
+
+def _refuse(refusal: str) -> int:
     """Print the refusal, once for a whole MPI world.
 
     mpirun ends all ranks as soon as one exits, so the others wait for the first, which tells; only a
@@ -40,20 +52,13 @@ def _refuse(error: ConfigError) -> int:
         told = world.from_srun()
     if told is not None and told[0] != 0:
         time.sleep(_FIRST_RANK_TELLS_S)
-    print(f"apex: {error}", file=sys.stderr, flush=True)
+    warn(f"apex: {refusal}")
     return 2
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses bad arguments in one line."""
-
-    def error(self, message: str):
-        raise ConfigError(f"{message}; see `{self.prog} --help`")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="apex", description="Ape-X: one agent from many actors, over MPI.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command", parser_class=_Parser)
+def _parser() -> Parser:
+    parser = Parser(prog="apex", description="Ape-X: one agent from many actors, over MPI.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_train(commands)
     _add_playback(commands)
     _add_plot(commands)
@@ -78,7 +83,7 @@ def _add_train(commands) -> None:
     train.add_argument("--transport", help="short for --set run.transport=...")
     train.add_argument("--seed", help="short for --set run.seed=...")
     train.add_argument("--tolerate", help="actors: replace acting processes that are lost; short for --set run.tolerate=...")
-    train.set_defaults(run_command=_train)
+    train.set_defaults(run_command=_train, short_for=_short_for("transport", "seed", "tolerate"))
 
 
 def _add_playback(commands) -> None:
@@ -105,7 +110,7 @@ def _add_plot(commands) -> None:
 
 def _add_bench(commands) -> None:
     bench = commands.add_parser("bench", help="measure the parts", description="Measure the parts of this program, and what others use.")
-    parts = bench.add_subparsers(dest="part", required=True, metavar="part", parser_class=_Parser)
+    parts = bench.add_subparsers(dest="part", required=True, metavar="part")
     about = "Measure the priority indexes on one core, beside a tree in plain Python and those of torchrl, cpprb and tianshou if installed."
     index = parts.add_parser("index", help="the priority indexes and their rivals", description=about)
     index.add_argument("--json", type=Path, metavar="FILE", help="write the machine and every row as JSON")
@@ -122,7 +127,7 @@ def _add_bench(commands) -> None:
     system.add_argument("--seconds", type=_seconds, default=60.0, metavar="S", help="length of what is measured (default: 60)")
     system.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="as for train")
     system.add_argument("--json", type=Path, metavar="FILE", help="write the machine and the rates as JSON")
-    system.set_defaults(run_command=_bench_system)
+    system.set_defaults(run_command=_bench_system, short_for={"actors": "actor.count"})
     about = "Tell whether one replay rank holds these rates at once, with synthetic actors and learner; by default those of the paper."
     rates = parts.add_parser("rates", help="given rates in and out at once", description=about)
     rates.add_argument("--transitions-per-s", type=_seconds, metavar="N", help="of all actors together (default: 12500)")
@@ -175,7 +180,7 @@ def _add_submit(commands) -> None:
     submit.add_argument("--seed", help="as for train")
     submit.add_argument("--doctor", action="store_true", help="run `apex doctor` in the job instead of the training")
     submit.add_argument("--dry-run", action="store_true", help="only show the script and the call")
-    submit.set_defaults(run_command=_submit)
+    submit.set_defaults(run_command=_submit, short_for=_short_for("transport", "seed"))
 
 
 def _add_doctor(commands) -> None:
@@ -186,7 +191,7 @@ def _add_doctor(commands) -> None:
     doctor.add_argument("--ranks", type=_positive, help="as for train")
     doctor.add_argument("--transport", help="as for train")
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the findings, and what each rank has seen, as JSON")
-    doctor.set_defaults(run_command=_doctor)
+    doctor.set_defaults(run_command=_doctor, short_for=_short_for("transport"))
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -223,10 +228,14 @@ def _train(options, arguments: list[str]) -> int:
     return train.train(configuration.load(options.preset, overrides), options.preset, options.ranks, arguments)
 
 
+def _short_for(*names: str) -> dict[str, str]:
+    return {name: f"run.{name}" for name in names}
+
+
 def _overrides(options) -> list[str]:
-    """Return --set with what --transport and --seed are short for."""
-    short = [f"run.{name}={value}" for name in ("transport", "seed", "tolerate") if (value := getattr(options, name, None)) is not None]
-    return [*options.overrides, *short]
+    """Return --set with what --transport, --seed and --tolerate are short for."""
+    typed = {field: vars(options)[name] for name, field in options.short_for.items()}
+    return [*options.overrides, *(f"{field}={value}" for field, value in typed.items() if value is not None)]
 
 
 def _evaluate(options, arguments: list[str]) -> int:

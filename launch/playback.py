@@ -40,6 +40,8 @@ class Player:
     def _checkpoint(self, which: str | None) -> Path:
         """Return the path of a checkpoint; by default the best, or the newest while there is no best."""
         paths = {name: self.folder.checkpoints / f"{name}.pt" for name in CHECKPOINTS}
+        if which is not None and not paths[which].is_file():
+            raise ConfigError(f"--checkpoint {which}: there is no {paths[which]}")
         if which is not None:
             return paths[which]
         found = [path for path in paths.values() if path.is_file()]

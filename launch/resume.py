@@ -19,9 +19,12 @@ CHECKPOINT_VARIABLE = "APEX_CHECKPOINT"  # set by `apex train` for the ranks it 
 
 def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Config, RunFolder]:
     """Return the configuration of a run with overrides, and its folder; a preset, if given, must be of the same environment."""
-    folder = RunFolder(run_folder.resolve(run))
+    try:
+        folder = RunFolder(run_folder.resolve(run))
+    except ConfigError as error:
+        raise ConfigError(f"--resume {run}: {error}") from None
     if not folder.config_path.is_file():
-        raise ConfigError(f"run {folder.path} has no config.toml to resume with")
+        raise ConfigError(f"--resume {run}: run {folder.path} has no config.toml to resume with")
     config = configuration.load(str(folder.config_path), overrides)
     if preset is not None:
         asked, held = configuration.load(preset, overrides).env, config.env

@@ -16,7 +16,6 @@ A job on several hosts has one of these on each, with the same APEX_TOKEN in the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import os
@@ -29,12 +28,16 @@ import sys
 import tempfile
 import time
 
+from apex.config import ConfigError
+from apex.say import warn
+from launch.options import Parser
+
 PR_SET_PDEATHSIG = 1
 FOLDER_PREFIX = "apex-ranks-"  # then the pid of this process
 _LONGEST_FOLDER = 80  # bytes; a socket's path may have 107
 _TOLD_S = 0.2  # when one fails: so that ranks that refuse a run together can say why
 _LEAVE_S = 10  # for ranks that may be lost, once the first has ended well
-_REFUSED = 2  # what a rank returns that would not start
+_REFUSED = 2  # what a rank returns that would not start, and this for arguments it does not know
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -44,7 +47,11 @@ class Ended(BaseException):
 
 def main(argv: list[str] | None = None) -> int:
     """Start the ranks; return the exit status when all have ended."""
-    options = _parser().parse_args(argv)
+    try:
+        options = _parser().parse_args(argv)
+    except ConfigError as error:
+        warn(f"launch.spawn: {error}")
+        return _REFUSED
     end_with_parent(signal.SIGTERM)
     for number in _ENDING:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -190,8 +197,8 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="launch.spawn", description="Start the ranks of a job over ZeroMQ on this host.")
+def _parser() -> Parser:
+    parser = Parser(prog="launch.spawn", description="Start the ranks of a job over ZeroMQ on this host.")
     parser.add_argument("-n", type=int, required=True, help="ranks to start here")
     parser.add_argument("--size", type=int, help="ranks of the whole job, on all hosts (default: those started here)")
     parser.add_argument("--first", type=int, default=0, help="the first of the ranks started here (default: 0)")

@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="synthetic_rank", description=__doc__)
+    parser = argparse.ArgumentParser(prog="synthetic_rank", description=__doc__, allow_abbrev=False)
     parser.add_argument("--transport", choices=TRANSPORTS, default="mpi")
     parser.add_argument("--workload", choices=WORKLOADS, default="intake")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of the window that is measured")

@@ -182,7 +182,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, nearest", [("cartpol", "cartpole"), ("pong_small", "pong-small"), ("papper", "paper"), ("no/such.toml", None)]
+    "name, nearest", [("cartpol", "cartpole"), ("pong_small", "pong-small"), ("papper", "paper")]
 )
 def test_an_unknown_preset_is_refused_with_the_nearest_and_all_choices(name, nearest):
     message = refusal(load, name)

@@ -207,6 +207,27 @@ class TestRefusals:
         assert main(["train", "cartpole", "--resume", str(run.folder.path)]) == 2
         assert "run.max_learner_steps = 40 has been reached" in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        "limits, said",
+        [
+            ({"run__max_wall_s": 0.001}, "run.max_wall_s = 0.001 has been reached"),
+            ({"run__stop_at_target": "true", "run__target_return": 1}, "run.target_return = 1 has been reached"),
+        ],
+        ids=["time", "target"],
+    )
+    def test_a_run_that_has_reached_its_time_or_target_is_refused_before_anything_is_changed(self, runs, capsys, limits, said):
+        run = runs("run", **limits)
+        run.train(100_000)
+        before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
+        capsys.readouterr()
+        assert main(["train", "--resume", str(run.folder.path)]) == 2
+        told = capsys.readouterr().err
+        assert said in told and "--set run." in told and told.count("\n") == 1
+        assert {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()} == before
+        if "run__target_return" in limits:
+            way_out = ["--set", "run.target_return=1e9", "--set", "run.max_learner_steps=1"]
+            assert main(["train", "--resume", str(run.folder.path), *way_out]) == 0
+
     def test_another_environments_preset_a_run_without_checkpoints_and_no_run_are_refused(self, runs, capsys, tmp_path):
         run = runs("run")
         run.train(40)
