@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 
 from apex import topology as topologies
 from apex.config import ConfigError
-from launch import synthetic
+from launch import leftovers, synthetic
 from launch.bench_index import check_writable
 from launch.bench_report import machine, refusing
 from launch.compare_run import Failed, Job, command, read_ranks, summarise
@@ -67,14 +66,14 @@ def run(options: Options, json_path: Path | None) -> int:
 def measure(options: Options) -> dict:
     """Return the rates that were reached, latencies, CPU, losses, and memory over time."""
     ranks = topologies.make(synthetic.config(options.actors)).size
-    with tempfile.TemporaryDirectory(prefix="apex-rates-") as folder:
+    with leftovers.folder("apex-rates-") as folder:
         arguments = [
-            "--transport", options.transport, "--workload", "mixed", "--seconds", str(options.seconds), "--folder", folder,
+            "--transport", options.transport, "--workload", "mixed", "--seconds", str(options.seconds), "--folder", str(folder),
             "--rate", str(options.transitions_per_s / options.actors), "--batches-per-s", str(options.batches_per_s),
         ]  # fmt: skip
-        with Job(command(options.transport, ranks, "launch.synthetic_rank", arguments), Path(folder)) as job:
+        with Job(command(options.transport, ranks, "launch.synthetic_rank", arguments), folder) as job:
             memory = _watch(job, options.seconds + _STARTS_S)
-        found = summarise(read_ranks(Path(folder), ranks, job), sampling=True)
+        found = summarise(read_ranks(folder, ranks, job), sampling=True)
     asked = {name: getattr(options, name) for name in _RATES}
     return {
         "transport": options.transport, "actors": options.actors, "seconds": options.seconds,

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from apex import topology as topologies
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
 from apex.topology import Topology
-from launch import job, world
+from launch import job, leftovers, world
 from launch.rank import RUN_FOLDER_VARIABLE
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
@@ -50,13 +49,13 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
 
     check_writable("--json", json_path)
 
-    with tempfile.TemporaryDirectory(prefix="apex-bench-") as directory:
+    with leftovers.folder("apex-bench-") as directory:
         settings = [*_ALWAYS, f"run.directory={directory}", f"actor.count={actors}", *overrides]
         config = configuration.load(preset, settings)
         if config.run.transport == "local":
             raise ConfigError("apex bench system measures roles in processes of their own; use run.transport mpi or zmq")
         topology = topologies.make(config)
-        first, last, row = _measure(preset, settings, topology, Path(directory), seconds)
+        first, last, row = _measure(preset, settings, topology, directory, seconds)
     rows = [_summary(preset, config.run.transport, actors, first, last, row)]
     about = machine([], None)
     _show(about, rows)

@@ -11,7 +11,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from apex.config import Config, ConfigError, load
 from apex.run_folder import RunFolder
 from apex.schema import intake_layout, intake_nbytes
 from apex.topology import ACTOR, LEARNER, REPLAY
-from launch import job, mpirun, spawn, synthetic
+from launch import job, leftovers, mpirun, spawn, synthetic
 
 METRICS = (
     "transitions_per_s", "mb_per_s", "batches_per_s", "sample_ms_p50", "sample_ms_p99",
@@ -60,11 +59,11 @@ def measure(case: Case, seconds: float, preset: str, limit_s: float = math.inf) 
     row = {"transport": case.transport, "actors": case.actors, "regime": case.regime, "workload": case.workload}
     row |= dict.fromkeys(METRICS) | {"repetition": case.repetition}
     try:
-        with _hogs(os.cpu_count() if case.regime == "busy" else 0), tempfile.TemporaryDirectory(prefix="apex-compare-") as folder:
+        with _hogs(os.cpu_count() if case.regime == "busy" else 0), leftovers.folder("apex-compare-") as folder:
             if case.workload == "preset":
-                row |= _preset(case, seconds, preset, Path(folder), limit_s)
+                row |= _preset(case, seconds, preset, folder, limit_s)
             else:
-                row |= _synthetic(case, seconds, Path(folder), limit_s)
+                row |= _synthetic(case, seconds, folder, limit_s)
     except Exception as error:  # whatever it is, the other runs go on
         what = "" if isinstance(error, (Failed, ConfigError)) else f"{type(error).__name__}: "
         row["error"] = f"{what}{error}".partition("\n")[0][:200]

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
 from apex import topology as topologies
@@ -15,7 +14,7 @@ from apex.config import Config, ConfigError
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared import make_desk, neighbours
 from launch import doctor_facts as facts
-from launch import job, memory, mpirun, preflight, spawn, world
+from launch import job, leftovers, memory, mpirun, preflight, spawn, world
 from launch.doctor_checks import OK, WARNING, WRONG, Finding, findings
 from launch.doctor_facts import Patient
 
@@ -140,8 +139,8 @@ def _leave(report: dict | None) -> None:
 def _in_a_sample(config: Config | None, ranks: int | None, arguments: list[str]) -> dict:
     """Return the report of a small world, started as `apex train` would start the run."""
     size = topologies.make(config, ranks).size if config is not None else ranks or 2
-    with tempfile.TemporaryDirectory(prefix="apex-doctor-") as folder:
-        path = Path(folder) / "report.json"
+    with leftovers.folder("apex-doctor-") as folder:
+        path = folder / "report.json"
         complaint = _start(config, min(size, _SAMPLE), {REPORT_VARIABLE: str(path), RANKS_VARIABLE: str(size)}, arguments)
         if path.exists():
             return json.loads(path.read_text())

@@ -51,7 +51,8 @@ def run(
         job.end()
         if passing_on is not None:
             passing_on.join(_LAUNCHER_ENDS_S)
-        spawn.remove_folders_of(process.pid)
+        process.wait()
+        spawn.remove_abandoned()
     return _conclude(config, topology, folder, preset, process.wait())
 
 

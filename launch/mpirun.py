@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from apex.config import ConfigError
-from launch import job
+from launch import job, leftovers
 
-_ABANDONED_S = 60.0
 _SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-segments-"
+_BACKING = "OMPI_MCA_btl_sm_backing_directory"
 ENVIRONMENT = {
     # Open MPI refuses root unless told twice.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -60,44 +57,11 @@ def segments() -> Iterator[dict[str, str]]:
     removes them.
     """
     with contextlib.ExitStack() as stack:
-        folder = None if _in_a_job() else _make_segments_folder(stack)
-        yield {} if folder is None else {"OMPI_MCA_btl_sm_backing_directory": str(folder)}
-
-
-def _make_segments_folder(stack: contextlib.ExitStack) -> Path | None:
-    """Return a new folder, which ``stack`` removes, once those that no process uses any more are gone."""
-    for stale in [*_SHARED_MEMORY.glob(f"{_SEGMENTS}*"), *_abandoned()]:
-        with contextlib.suppress(OSError), _locked(stale, fcntl.LOCK_NB):  # OSError: it is in use, or another user's
-            shutil.rmtree(stale, ignore_errors=True)
-    try:
-        made = Path(tempfile.mkdtemp(prefix=f".{_SEGMENTS}{os.getpid()}-", dir=_SHARED_MEMORY))
-        stack.enter_context(_locked(made))
-        folder = made.rename(made.with_name(made.name[1:]))  # only now do others see it, and that it is in use
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        return folder
-    except OSError:  # Open MPI will know another place
-        return None
-
-
-def _abandoned() -> list[Path]:
-    """Return folders that were made long ago and never came to be used: who made them was killed in between."""
-    found = _SHARED_MEMORY.glob(f".{_SEGMENTS}*")
-    return [path for path in found if path.exists() and time.time() - path.stat().st_mtime > _ABANDONED_S]
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, wait: int = 0) -> Iterator[None]:
-    """Hold the lock that says a folder is in use; raises OSError where it cannot be had (LOCK_NB: at once).
-
-    The kernel frees it when this process ends, however it does. It is seen from every container that has the same
-    /dev/shm; a process's number is not: each container counts its own, and numbers come again.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | wait)
-        yield
-    finally:
-        os.close(descriptor)
+        variables = {}
+        if not _in_a_job():  # whose ranks may be on other hosts
+            with contextlib.suppress(OSError):  # Open MPI will know another place
+                variables[_BACKING] = str(stack.enter_context(leftovers.folder(_SEGMENTS, _SHARED_MEMORY)))
+        yield variables
 
 
 def _is_open_mpi(mpirun: str) -> bool:

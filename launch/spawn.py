@@ -1,14 +1,14 @@
 """Starts the ranks of a job on this host, as mpirun does for MPI: ``python -m launch.spawn -n 4 -- COMMAND...``
 
 Every rank gets APEX_RANK, APEX_SIZE, APEX_ENDPOINT (where the ranks meet: a private folder, removed at the
-end, or what ``--endpoint`` says) and APEX_TOKEN (what the ranks of this job call themselves). SIGUSR1 is
+end, or what ``--endpoint`` says) and APEX_TOKEN (the secret by which the ranks of this job know each other). SIGUSR1 is
 passed on to all. SIGTERM, SIGINT and SIGHUP end all at once. When one fails the others are ended, and its
 status is returned; but one of those that ``--may-lose`` says is started again, with APEX_LIFE, the number of
 processes that it had before, unless it was refused (status 2) or the first rank has ended; once that has ended
 well, those that are still there are ended. The ranks die
 with this process, and this process with the one that started it.
 
-A job on several hosts has one of these on each, with the same APEX_TOKEN in the environment:
+A job on several hosts has one of these on each, with the same APEX_TOKEN (at least 16 bytes in hex) in the environment:
 
     launch.spawn --first 0 -n 3 --size 7 --endpoint tcp://10.0.0.1:5555 -- apex train pong --transport zmq
     launch.spawn --first 3 -n 4 --size 7 --endpoint tcp://10.0.0.1:5555 -- apex train pong --transport zmq
@@ -20,16 +20,18 @@ import contextlib
 import ctypes
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from apex.config import ConfigError
 from apex.say import warn
+from apex.transport.private import TOKEN_VARIABLE, missing_token, read_token
+from launch import leftovers
 from launch.options import Parser
 
 PR_SET_PDEATHSIG = 1
@@ -49,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     """Start the ranks; return the exit status when all have ended."""
     try:
         options = _parser().parse_args(argv)
+        token = _token(options)
     except ConfigError as error:
         warn(f"launch.spawn: {error}")
         return _REFUSED
@@ -62,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with _endpoint(options.endpoint) as endpoint:
             try:
-                ranks.start(options, endpoint)
+                ranks.start(options, endpoint, token)
                 return ranks.wait()
             finally:
                 ranks.kill()
@@ -98,11 +101,10 @@ class Ranks:
         self._lives: dict[int, int] = {}
         self._is_over = False  # the first rank, which ends last, has ended well
 
-    def start(self, options, endpoint: str) -> None:
+    def start(self, options, endpoint: str, token: str) -> None:
         """Start them, each in a group of its own, so that Ctrl-C on a terminal comes to this process alone."""
         self._options = options
-        self._job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint}
-        self._job["APEX_TOKEN"] = os.environ.get("APEX_TOKEN") or secrets.token_hex(16)
+        self._job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint, TOKEN_VARIABLE: token}
         if options.may_lose is not None:
             self._job["APEX_MAY_LOSE"] = str(options.may_lose)
         for rank in range(options.first, options.first + options.n):
@@ -163,6 +165,19 @@ def _prepare(spawner: int, life: int) -> None:
         os._exit(1)
 
 
+def _token(options) -> str:
+    """Return the job's token, made here where none is set; raises :class:`ConfigError` where others could guess it.
+
+    Where ranks of other launchers belong to the job, it has to be set: each would make another.
+    """
+    given = os.environ.get(TOKEN_VARIABLE, "")
+    if given:
+        return read_token(given).hex()
+    if options.first > 0 or (options.size or options.n) > options.n:
+        raise missing_token()
+    return secrets.token_hex(16)
+
+
 @contextlib.contextmanager
 def _endpoint(asked: str | None):
     """Give the address where the ranks meet; a folder made for it is removed."""
@@ -171,24 +186,19 @@ def _endpoint(asked: str | None):
     elif asked is not None:
         yield asked
     else:
-        folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent_folder())
-        try:
+        with leftovers.folder(FOLDER_PREFIX, parent_folder()) as folder:
             yield f"ipc://{folder}"
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-def parent_folder() -> str:
+def parent_folder() -> Path:
     """Return the folder for temporary files, unless its name leaves no room for a socket's."""
     usual = tempfile.gettempdir()
-    return usual if len(usual.encode()) <= _LONGEST_FOLDER - len(FOLDER_PREFIX) else "/tmp"
+    return Path(usual if len(usual.encode()) <= _LONGEST_FOLDER - len(FOLDER_PREFIX) else "/tmp")
 
 
-def remove_folders_of(spawner: int) -> None:
-    """Remove what a spawner that was killed has left."""
-    for name in os.listdir(parent_folder()):
-        if name.startswith(f"{FOLDER_PREFIX}{spawner}-"):
-            shutil.rmtree(os.path.join(parent_folder(), name), ignore_errors=True)
+def remove_abandoned() -> None:
+    """Remove what spawners that were killed have left."""
+    leftovers.remove_abandoned(FOLDER_PREFIX, parent_folder())
 
 
 def _free_port() -> int:

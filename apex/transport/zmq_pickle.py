@@ -3,27 +3,32 @@
 Lists of transitions are pickled and sent through ROUTER/DEALER proxies to asyncio workers in the replay rank,
 which live in a thread beside its main one. What bounds messages in flight is that each is answered when it
 has been taken. Reports, weights and the end go through a ROUTER of the learner.
+
+Unpickling runs what the sender wishes. So the sockets lie in the job's own folder, which only its user can enter,
+and every message comes with the badge of its sender, as the name of a DEALER or in a frame from a ROUTER. It is
+checked before anything is unpickled. What comes without one is refused and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import pickle
-import sys
-import tempfile
 import threading
 from collections import deque
+from urllib.parse import urlsplit
 
 import zmq
 import zmq.asyncio
 
+from apex.config import ConfigError
+from apex.refusals import Refusals
 from apex.schema import Limits
 from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from apex.transport.pickled import Kind, PickledPort
 from apex.transport.pickled import make_port as make_pickled_port
 from apex.transport.pickled_form import Form, dumps
+from apex.transport.private import Badges, check_folder
 
 _TAKEN, _HELLO = 0, -1  # kinds of the wire's own
 _WORKERS = 4  # of each proxy
@@ -31,30 +36,43 @@ _LINGER_MS, _ALL_HERE_MS = 2_000, 60_000
 
 
 def make_port(world, topology: Topology, limits: Limits, form: Form) -> PickledPort:
-    """Return this rank's port in a world of ``apex.transport.zmq_world``, whose token names the meeting points."""
-    return make_pickled_port(ZmqWire(world.token.hex(), world.rank, topology), world.rank, topology, limits, form)
+    """Return this rank's port in a world of ``apex.transport.zmq_world``, whose ranks meet in a folder.
+
+    Raises :class:`ConfigError` where they do not, or where others than their user may enter it.
+    """
+    wire = ZmqWire(_folder(world.endpoint), world.token, world.rank, topology)
+    port = make_pickled_port(wire, world.rank, topology, limits, form)
+    port.refusals = wire.refusals  # one count for both
+    return port
 
 
-def _address(endpoint: str, rank: int, name: str) -> str:
-    world = hashlib.sha1(endpoint.encode()).hexdigest()[:16]
-    place = "@" if sys.platform == "linux" else f"{tempfile.gettempdir()}/"  # @: no file, so none is left behind
-    return f"ipc://{place}apex-{world}-{rank}-{name}"
+def _folder(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme != "ipc":
+        raise ConfigError(f"zmq-pickle is for one host, and its ranks meet in a folder; {endpoint} is none")
+    try:
+        check_folder(parts.path)
+    except ValueError as error:
+        raise ConfigError(f"zmq-pickle: {error}") from None
+    return parts.path
 
 
-def _socket(context: zmq.Context, kind: int, identity: int | None = None):
+def _socket(context: zmq.Context, kind: int, identity: bytes | None = None):
     socket = context.socket(kind)
     socket.sndhwm = socket.rcvhwm = 0  # credits bound what is in flight
     socket.linger = _LINGER_MS
     if identity is not None:
-        socket.identity = str(identity).encode()
+        socket.identity = identity
     return socket
 
 
 class ZmqWire:
     """Sends and receives pickled objects; ``done`` is called when the receiver's answer says that it has taken one."""
 
-    def __init__(self, endpoint: str, rank: int, topology: Topology):
-        self.rank, self.topology, self._endpoint = rank, topology, endpoint
+    def __init__(self, folder: str, token: bytes, rank: int, topology: Topology):
+        self.rank, self.topology, self._folder = rank, topology, folder
+        self.refusals = Refusals(topology.name(rank))
+        self._badges = Badges(token, range(topology.size))
         self._context = zmq.Context()
         self._numbers, self._open = itertools.count(), {}
         self._inbox: deque[tuple] = deque()
@@ -65,7 +83,7 @@ class ZmqWire:
             name = "learner" if role == LEARNER else "intake"
             self._dealers = {replay: self._connect(replay, name) for replay in topology.replay_ranks_range}
         if role == REPLAY:
-            self._servers = {name: _Server(self._context, _address(endpoint, rank, name)) for name in ("intake", "learner")}
+            self._servers = {name: self._server(name) for name in ("intake", "learner")}
         self._control = self._meet()
 
     def send(self, dest: int, kind: Kind, content, done=None) -> None:
@@ -95,11 +113,10 @@ class ZmqWire:
     def progress(self) -> None:
         """Read all sockets of this thread, and complete the sends that have been taken."""
         while (parts := _read(self._control)) is not None:
-            source = int(parts[0].bytes) if self.rank == LEARNER_RANK else LEARNER_RANK
-            self._note(source, *pickle.loads(parts[-1].buffer), lambda answer, source=source: self._send_control(source, answer))
+            self._hear(parts, None if self.rank == LEARNER_RANK else LEARNER_RANK, self._send_control)
         for replay, dealer in self._dealers.items():
             while (parts := _read(dealer)) is not None:
-                self._note(replay, *pickle.loads(parts[-1].buffer), lambda answer, dealer=dealer: dealer.send(dumps(answer)))
+                self._hear(parts, replay, lambda _, answer, dealer=dealer: dealer.send(dumps(answer)))
         for server in self._servers.values():
             while server.taken:
                 self._complete(server.taken.popleft())
@@ -114,9 +131,15 @@ class ZmqWire:
         for server in self._servers.values():
             server.join()
 
+    def _server(self, name: str) -> _Server:
+        return _Server(self._context, self._address(self.rank, name), self.rank, self._badges, self.refusals)
+
+    def _address(self, rank: int, name: str) -> str:
+        return f"ipc://{self._folder}/pickle-{rank}-{name}"
+
     def _connect(self, rank: int, name: str) -> zmq.Socket:
-        dealer = _socket(self._context, zmq.DEALER, self.rank)
-        dealer.connect(_address(self._endpoint, rank, name))
+        dealer = _socket(self._context, zmq.DEALER, self._badges.of(self.rank))
+        dealer.connect(self._address(rank, name))
         return dealer
 
     def _meet(self) -> zmq.Socket:
@@ -130,30 +153,49 @@ class ZmqWire:
             return dealer
         router = _socket(self._context, zmq.ROUTER)
         router.router_mandatory = True
-        router.bind(_address(self._endpoint, LEARNER_RANK, "control"))
-        for _ in range(1, self.topology.size):
-            if not router.poll(_ALL_HERE_MS):
-                raise TimeoutError(f"not all of {self.topology.size} ranks were here within {_ALL_HERE_MS / 1000:g} s")
-            router.recv_multipart()
+        router.bind(self._address(LEARNER_RANK, "control"))
+        self._await_all(router)
         for rank in range(1, self.topology.size):  # nobody sends anything else before
-            router.send_multipart([str(rank).encode(), dumps((_HELLO, 0, None))])
+            router.send_multipart([self._badges.of(rank), self._badges.of(self.rank), dumps((_HELLO, 0, None))])
         return router
 
+    def _await_all(self, router: zmq.Socket) -> None:
+        """Hear once of every other rank."""
+        missing = set(range(1, self.topology.size))
+        while missing:
+            if not router.poll(_ALL_HERE_MS):
+                raise TimeoutError(f"not all of {self.topology.size} ranks were here within {_ALL_HERE_MS / 1000:g} s")
+            missing.discard(_sender(router.recv_multipart(copy=False), self._badges, self.refusals))
+
     def _send_control(self, dest: int, message: tuple) -> None:
-        to = [str(dest).encode()] if self.rank == LEARNER_RANK else []
+        to = [self._badges.of(dest), self._badges.of(self.rank)] if self.rank == LEARNER_RANK else []
         self._control.send_multipart([*to, dumps(message)], copy=False)
 
-    def _note(self, source: int, kind: int, number: int, content, answer) -> None:
+    def _hear(self, parts: list[zmq.Frame], expected: int | None, answer) -> None:
+        """Take a message of the rank that is ``expected``, None for any of the job's; refuse all others."""
+        source = _sender(parts, self._badges, self.refusals, expected)
+        if source is None:
+            return
+        kind, number, content = pickle.loads(parts[-1].buffer)
         if kind == _TAKEN:
             self._complete(number)
         else:
             self._inbox.append((source, kind, content))
-            answer((_TAKEN, number, None))
+            answer(source, (_TAKEN, number, None))
 
     def _complete(self, number: int) -> None:
         _, done = self._open.pop(number)
         if done is not None:
             done()
+
+
+def _sender(parts: list[zmq.Frame], badges: Badges, refusals: Refusals, expected: int | None = None) -> int | None:
+    """Return the rank from which a message comes: a badge and one frame more; None, and count it, where it is a stranger."""
+    rank = badges.rank(parts[0].bytes) if len(parts) == 2 else None
+    if rank is None or expected not in (None, rank):
+        refusals.add("a message that is none of this run's")
+        return None
+    return rank
 
 
 def _read(socket: zmq.Socket) -> list[zmq.Frame] | None:
@@ -170,8 +212,9 @@ class _Server:
         taken: numbers of this rank's messages that their receivers have taken.
     """
 
-    def __init__(self, context: zmq.Context, address: str):
+    def __init__(self, context: zmq.Context, address: str, rank: int, badges: Badges, refusals: Refusals):
         self._context, self._address = context, address
+        self._own_badge, self._badges, self._refusals = badges.of(rank), badges, refusals
         self._arrived: deque[tuple] = deque()
         self.taken: deque[int] = deque()
         self._loop = asyncio.new_event_loop()
@@ -198,7 +241,7 @@ class _Server:
 
     def send(self, dest: int, message: tuple) -> None:
         """Have a worker pickle and send ``message`` to a rank that has sent here before."""
-        asyncio.run_coroutine_threadsafe(self._send(self._sockets[message[1] % _WORKERS], str(dest).encode(), message), self._loop)
+        asyncio.run_coroutine_threadsafe(self._send(self._sockets[message[1] % _WORKERS], self._badges.of(dest), message), self._loop)
 
     def close(self) -> None:
         """End the workers; the proxy ends with the context."""
@@ -234,17 +277,20 @@ class _Server:
             socket.close()
 
     async def _worker(self, socket: zmq.asyncio.Socket) -> None:
-        """Unpickle one message at a time; hold it until the main thread has taken it, then answer."""
+        """Unpickle one message of a rank at a time; hold it until the main thread has taken it, then answer."""
         while True:
-            identity, data = await socket.recv_multipart(copy=False)
-            kind, number, content = pickle.loads(data.buffer)
+            parts = await socket.recv_multipart(copy=False)
+            source = _sender(parts, self._badges, self._refusals)
+            if source is None:
+                continue
+            kind, number, content = pickle.loads(parts[-1].buffer)
             if kind == _TAKEN:
                 self.taken.append(number)
                 continue
             taken = self._loop.create_future()
-            self._arrived.append((int(identity.bytes), kind, content, taken))
+            self._arrived.append((source, kind, content, taken))
             await taken
-            await self._send(socket, identity.bytes, (_TAKEN, number, None))
+            await self._send(socket, self._badges.of(source), (_TAKEN, number, None))
 
     async def _send(self, socket: zmq.asyncio.Socket, identity: bytes, message: tuple) -> None:
-        await socket.send_multipart([identity, dumps(message)], copy=False)
+        await socket.send_multipart([identity, self._own_badge, dumps(message)], copy=False)

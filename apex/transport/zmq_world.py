@@ -25,10 +25,11 @@ from apex.config import ConfigError
 from apex.ports import PeerLost
 from apex.schema import EnvSpec
 from apex.topology import LEARNER_RANK
+from apex.transport.private import TOKEN_VARIABLE, check_folder, read_token
 from apex.transport.process import own_process
 from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
 
-ENDPOINT_VARIABLE, TOKEN_VARIABLE = "APEX_ENDPOINT", "APEX_TOKEN"
+ENDPOINT_VARIABLE = "APEX_ENDPOINT"
 RANK_VARIABLE, SIZE_VARIABLE, LIFE_VARIABLE = "APEX_RANK", "APEX_SIZE", "APEX_LIFE"
 MAY_LOSE_VARIABLE = "APEX_MAY_LOSE"  # set where ranks that are lost are started again
 _VALUE, _JOIN = 1, 2  # kinds of message
@@ -41,7 +42,8 @@ def world(expected_size: int) -> World:
     assert size == expected_size, "the launcher and the ranks read the same variable"
     endpoint = os.environ.get(ENDPOINT_VARIABLE, "")
     try:
-        return World(rank, size, endpoint, bytes.fromhex(os.environ.get(TOKEN_VARIABLE, "")), life())
+        _meeting_point(endpoint)
+        return World(rank, size, endpoint, read_token(os.environ.get(TOKEN_VARIABLE, "")), life())
     except (ValueError, zmq.ZMQError) as error:
         raise ConfigError(f"{ENDPOINT_VARIABLE}={endpoint}: no place to meet for the ranks of a job: {error}") from None
 
@@ -61,8 +63,8 @@ class World:
         self.rank, self.size, self.token, self.life = rank, size, token, life
         self.context = zmq.Context()
         atexit.register(self.context.destroy, LINGER_MS)  # Python itself would not wait for what was sent last
-        self._endpoint, self._numbers = endpoint, itertools.count()
-        meeting, owner = self._meeting_point(), f"rank {rank}"
+        self.endpoint, self._numbers = endpoint, itertools.count()
+        meeting, owner = _meeting_point(endpoint), f"rank {rank}"
         if rank == LEARNER_RANK:
             self._box = Hub(self.context, meeting, token, range(1, size), owner, LARGEST_CONTROL_NBYTES)
         else:
@@ -133,19 +135,22 @@ class World:
                     raise PeerLost(f"rank {message.rank} ended before the ranks of this job had met")
                 return message.rank, value
 
-    def _meeting_point(self) -> str:
-        parts = urlsplit(self._endpoint)
-        if parts.scheme == "ipc" and parts.path:
-            return f"{self._endpoint}/world"
-        if parts.scheme == "tcp" and parts.hostname and parts.port:
-            return self._endpoint
-        raise ValueError("write ipc:///folder or tcp://host:port")
-
     def _new_endpoint(self) -> str:
-        parts = urlsplit(self._endpoint)
+        parts = urlsplit(self.endpoint)
         if parts.scheme == "ipc":
-            return f"{self._endpoint}/{self.rank}-{next(self._numbers)}"
+            return f"{self.endpoint}/{self.rank}-{next(self._numbers)}"
         return f"tcp://{_address_towards(parts.hostname, parts.port)}:*"
+
+
+def _meeting_point(endpoint: str) -> str:
+    """Return where the learner's rank binds; raises ValueError where ranks cannot meet, or not safely."""
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc" and parts.path:
+        check_folder(parts.path)
+        return f"{endpoint}/world"
+    if parts.scheme == "tcp" and parts.hostname and parts.port:
+        return endpoint
+    raise ValueError("write ipc:///folder or tcp://host:port")
 
 
 _REFUSED = object()

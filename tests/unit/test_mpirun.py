@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import mpirun
+from launch import leftovers, mpirun
 
 VARIABLE = "OMPI_MCA_btl_sm_backing_directory"
 
@@ -66,7 +66,7 @@ def test_what_a_killed_launcher_has_left_goes_with_the_next_run(memory, launcher
     process, folder = launcher
     (folder / "sm_segment").write_bytes(b"left")
     process.kill()
-    with mpirun._locked(folder):  # once the kernel has ended all of it
+    with leftovers._locked(folder):  # once the kernel has ended all of it
         assert folder.exists()
     with mpirun.segments() as variables:
         assert list(memory.iterdir()) == [Path(variables[VARIABLE])]

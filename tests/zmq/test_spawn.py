@@ -41,7 +41,8 @@ def folders(job) -> list:
     ids=["all", "some", "tcp"],
 )  # fmt: skip
 def test_ranks_are_told_who_they_are_and_where_to_meet(run_to_end, options, ranks, size, endpoint):
-    ended = run_to_end([*SPAWN, "-n", 3, *options, "--", sys.executable, "-c", TELL])
+    token = {"APEX_TOKEN": "5a" * 16} if "--size" in options else {}
+    ended = run_to_end([*SPAWN, "-n", 3, *options, "--", sys.executable, "-c", TELL], token)
     assert ended.returncode == 0, ended.stderr
     told = [json.loads(line) for line in ended.stdout.splitlines()]
     assert sorted(int(rank["APEX_RANK"]) for rank in told) == list(ranks)
@@ -74,6 +75,45 @@ def test_a_signal_that_ends_it_ends_all_ranks(stay, number):
 def test_killed_itself_it_leaves_no_rank(stay):
     stay.process.kill()
     assert stay.wait(10).returncode == -signal.SIGKILL  # fails where a process is left
+
+
+def test_what_a_killed_one_has_left_goes_with_the_next_start_and_what_is_in_use_stays(start, run_to_end, stay, tmp_path):
+    (used,) = folders(stay)
+    temporary = {"TMPDIR": str(stay.folder)}
+    killed = start([*SPAWN, "-n", 1, "--", sys.executable, "-c", STAY, tmp_path], temporary)
+    killed.wait_until(lambda: len(folders(stay)) == 2, 20, "a folder")
+    killed.process.kill()
+    killed.wait(10)
+    assert len(folders(stay)) == 2
+    ended = run_to_end([*SPAWN, "-n", 1, "--", sys.executable, "-c", ""], temporary)
+    assert ended.returncode == 0 and folders(stay) == [used]
+
+
+@pytest.mark.parametrize(
+    "token, options, complaint",
+    [
+        ("5a", [], "APEX_TOKEN has 1 bytes, not 16 to 64"),
+        ("5a" * 15, [], "APEX_TOKEN has 15 bytes"),
+        ("5a" * 65, [], "APEX_TOKEN has 65 bytes"),
+        ("a good long password", [], "APEX_TOKEN is not written in hex"),
+        ("", ["--size", 3], "APEX_TOKEN is not set"),
+        ("", ["--first", 2, "--size", 3], "APEX_TOKEN is not set"),
+    ],
+    ids=["1 byte", "15 bytes", "65 bytes", "not hex", "none, the first of more", "none, the last of more"],
+)
+def test_a_token_that_others_could_guess_is_refused_in_one_line_before_anything_is_started(run_to_end, tmp_path, token, options, complaint):
+    command = [sys.executable, "-c", STAY, tmp_path]
+    ended = run_to_end([*SPAWN, "-n", 1, *options, "--", *command], {"APEX_TOKEN": token})
+    assert ended.returncode == 2 and complaint in ended.stderr and len(ended.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+    makes_one = ended.stderr.partition("`")[2].partition("`")[0]
+    told = run_to_end(["/bin/sh", "-c", f'{makes_one} && exec "$@"', "sh", *SPAWN, "-n", 1, *options, "--", sys.executable, "-c", TELL])
+    assert told.returncode == 0 and len(json.loads(told.stdout)["APEX_TOKEN"]) == 32
+
+
+def test_an_empty_token_is_none_and_one_is_made_where_all_ranks_are_of_one_launcher(run_to_end):
+    ended = run_to_end([*SPAWN, "-n", 1, "--", sys.executable, "-c", TELL], {"APEX_TOKEN": ""})
+    assert ended.returncode == 0 and len(json.loads(ended.stdout)["APEX_TOKEN"]) == 32
 
 
 def test_it_ends_with_the_process_that_started_it(start, tmp_path):
