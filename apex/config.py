@@ -118,7 +118,7 @@ class LearnerConfig:
     batch_size: int = option(512, "transitions in one sample batch", "transitions", low=1, high=1_048_576)
     optimizer: str = option("adam", "optimiser", choices=("adam", "rmsprop"))
     learning_rate: float = option(1e-4, "step size", low=1e-12)
-    optimizer_eps: float = option(1.5e-4, "epsilon in the optimiser's denominator", low=1e-12)
+    optimizer_eps: float = option(1.5e-4, "epsilon: rmsprop adds it to the variance, adam to its root", low=1e-12)
     rmsprop_decay: float = option(0.95, "decay of centred RMSProp (rmsprop)", low=0.0, high=0.9999)
     max_grad_norm: float = option(10.0, "global gradient norm is clipped to this", low=1e-12)
     target_period: int = option(2_500, "learner steps between copies into the target network", "learner steps", low=1)

@@ -17,8 +17,8 @@ from replay_rank.service import memory_bytes
 _PROCESS_BYTES = 350 * 2**20  # a Python process with torch and the libraries of an environment, measured
 # Copies of the network in a rank's memory. In use, and the message that the next one arrives in:
 _NETWORKS = {ACTOR: 2, EVALUATOR: 2}
-# Parameters, gradients, two moments of the optimiser, target:
-_NETWORKS_TRAINED = 5
+# Parameters, gradients, two moments of the optimiser, target; of parameters and moments copies from before the step:
+_NETWORKS_TRAINED = 8
 # The message that is published, the newest one and one that is still read; of a checkpoint on its way four, and their file:
 _NETWORKS_SENT_AND_SAVED = 3 + 2 * 4
 

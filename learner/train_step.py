@@ -14,6 +14,7 @@ from torch import nn
 from apex import algorithms, checkpoint, seeds
 from apex.config import Config, ConfigError, LearnerConfig
 from apex.schema import EnvSpec
+from learner.rmsprop import CentredRMSprop
 
 # A sample batch may be lent by a replay rank: it is read-only, and here it is only read.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", module=__name__)
@@ -32,7 +33,7 @@ class StepResult(NamedTuple):
 
 
 class NotFinite(FloatingPointError):
-    """The loss or the gradient of a step is NaN or infinite; networks and optimiser are as before it."""
+    """The loss, the gradient or the result of a step is NaN or infinite; networks and optimiser are as before it."""
 
 
 class TrainStep:
@@ -47,6 +48,7 @@ class TrainStep:
         self.online = self.algorithm.make_network(config, spec).to(self.device, memory_format=torch.channels_last)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = _optimizer(self.online, config.learner)
+        self._before = Before(self.optimizer)
         self.learner_steps = 0
         self._pinned: dict[str, torch.Tensor] = {}  # on CUDA: memory that the device reads by itself
         self._random: dict | None = None  # state of torch's generators that the next update goes on from
@@ -55,7 +57,7 @@ class TrainStep:
         """Update the online network from a sample message; copy it into the target when that is due.
 
         The loss is the mean of is_weight * Huber(TD error). Raises :class:`NotFinite`, and changes nothing,
-        where it or its gradient is not finite.
+        where it, its gradient or a parameter that comes of it is not finite.
         """
         self._restore_random()
         batch = {name: _as_input(self._on_device(name, views[name])) for name in _INPUTS}
@@ -102,14 +104,19 @@ class TrainStep:
         try:
             self.online.load_state_dict(state["online"])
             self.target.load_state_dict(state["target"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self._load_optimizer(state["optimizer"])
             self.learner_steps, self._random = int(state["learner_steps"]), state["random"]
         except (KeyError, ValueError, RuntimeError) as error:
             raise ConfigError(f"checkpoint {path} does not belong to this run's configuration: {str(error).splitlines()[0]}") from None
-        for group in self.optimizer.param_groups:  # which the configuration of now says
-            group["lr"], group["eps"] = self.config.learner.learning_rate, self.config.learner.optimizer_eps
-            if "alpha" in group:
-                group["alpha"] = self.config.learner.rmsprop_decay
+
+    def _load_optimizer(self, state: dict) -> None:
+        """Take averages and counts from ``state``; step size, epsilon and decay are those of this configuration."""
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        if len({"betas" in group for group in (*options, *state["param_groups"])}) > 1:
+            raise ValueError("its optimiser is not that of learner.optimizer")
+        self.optimizer.load_state_dict(state)
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(own)
 
     def _restore_random(self) -> None:
         """Once all else that draws from torch's generators has been made."""
@@ -125,7 +132,11 @@ class TrainStep:
         norm = nn.utils.clip_grad_norm_(self.online.parameters(), self.config.learner.max_grad_norm)
         if not torch.isfinite(norm):
             raise NotFinite(f"the gradient of learner step {self.learner_steps + 1} has norm {norm.item()}")
+        self._before.keep()
         self.optimizer.step()
+        if not all_finite(list(self.online.parameters())):
+            self._before.bring_back()
+            raise NotFinite(f"a parameter after learner step {self.learner_steps + 1} is not finite")
         self.learner_steps += 1
         if self.learner_steps % self.config.learner.target_period == 0:
             self.target.load_state_dict(self.online.state_dict())
@@ -152,9 +163,47 @@ def device(name: str, field: str = "learner.device") -> torch.device:
     return found
 
 
+@torch.no_grad()
+def all_finite(tensors: list[torch.Tensor]) -> bool:
+    """Whether no value of any of ``tensors`` is NaN or infinite; on an accelerator it waits once."""
+    # Sums are NaN or infinite where a value is, and cost a tenth of a look at each value. They may also overflow.
+    if torch.isfinite(torch.stack([t.sum() for t in tensors])).all():
+        return True
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
+class Before:
+    """Parameters and state of an optimiser as they were before a step, in memory that is used again."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer = optimizer
+        self._copies: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy all of it: a pass over memory, small beside forward and backward."""
+        now = self._tensors()
+        if len(now) != len(self._copies):  # the first step makes the state
+            self._copies = [t.detach().clone() for t in now]
+        else:
+            torch._foreach_copy_(self._copies, now)
+
+    @torch.no_grad()
+    def bring_back(self) -> None:
+        """Undo the steps since ``keep``."""
+        parameters = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        if len(self._copies) == parameters:  # there was no state yet
+            self._optimizer.state.clear()
+        torch._foreach_copy_(self._tensors(), self._copies)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        states = [t for p in parameters for t in self._optimizer.state.get(p, {}).values() if isinstance(t, torch.Tensor)]
+        return parameters + states
+
+
 def _optimizer(network: nn.Module, config: LearnerConfig) -> torch.optim.Optimizer:
+    options = {"lr": config.learning_rate, "eps": config.optimizer_eps}
     if config.optimizer == "adam":
-        return torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.optimizer_eps, fused=True)
-    return torch.optim.RMSprop(
-        network.parameters(), lr=config.learning_rate, eps=config.optimizer_eps, alpha=config.rmsprop_decay, centered=True
-    )
+        return torch.optim.Adam(network.parameters(), **options, fused=True)
+    return CentredRMSprop(network.parameters(), **options, decay=config.rmsprop_decay)

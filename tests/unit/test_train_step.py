@@ -178,8 +178,8 @@ def test_a_gradient_is_clipped_to_the_global_norm_and_a_smaller_one_is_left_alon
 FIRST_STEP = {
     # With one gradient both averages are corrected back to it.
     "adam": lambda g, lr, eps: lr * g / (np.abs(g) + eps),
-    # decay 0.9: averages are 0.1 g and 0.1 g^2, so the variance is 0.1 g^2 - 0.01 g^2.
-    "rmsprop": lambda g, lr, eps: lr * g / (np.sqrt(0.09) * np.abs(g) + eps),
+    # decay 0.9: averages are 0.1 g and 0.1 g^2, so the variance is 0.1 g^2 - 0.01 g^2; epsilon is inside the root.
+    "rmsprop": lambda g, lr, eps: lr * g / np.sqrt(0.09 * g**2 + eps),
 }
 
 
@@ -253,6 +253,26 @@ def test_a_gradient_that_is_not_finite_raises_and_changes_nothing_not_even_the_o
     assert bits(step.online) == before and step.learner_steps == 1
     hook.remove()
     step(*sample(seed=2)), undisturbed(*sample(seed=2))
+    assert bits(step.online) == bits(undisturbed.online)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_step_that_breaks_a_parameter_raises_and_changes_nothing_not_even_the_optimiser(optimizer, steps_before):
+    step, undisturbed = (make_step(learner={"optimizer": optimizer}) for _ in range(2))
+    for i in range(steps_before):
+        step(*sample(seed=i)), undisturbed(*sample(seed=i))
+    before = bits(step.online)
+    step.optimizer.param_groups[0]["lr"] = 1e38
+    with pytest.raises(NotFinite, match=f"a parameter after learner step {steps_before + 1} is not finite"):
+        for parameter in step.online.parameters():  # whose step is now beyond float32
+            parameter.register_hook(lambda gradient: gradient + 1e5)
+        step(*sample(seed=7))
+    assert bits(step.online) == before and step.learner_steps == steps_before
+    for parameter in step.online.parameters():
+        parameter._backward_hooks.clear()
+    step.optimizer.param_groups[0]["lr"] = 0.01
+    step(*sample(seed=8)), undisturbed(*sample(seed=8))
     assert bits(step.online) == bits(undisturbed.online)
 
 

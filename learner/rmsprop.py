@@ -1,0 +1,85 @@
+"""Centred RMSProp with epsilon inside the root: the form that the constants of Horgan et al. 2018 belong to."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from apex.say import warn
+
+
+class CentredRMSprop(Optimizer):
+    """Divides each gradient by the root of its running variance plus epsilon.
+
+    With gradient x, decay rho, and running means g of x and v of x^2, which start at 0::
+
+        g <- rho g + (1 - rho) x
+        v <- rho v + (1 - rho) x^2
+        parameter <- parameter - lr x / sqrt(v - g^2 + eps)
+
+    (Horgan et al. 2018, appendix C; Mnih et al. 2015.) ``torch.optim.RMSprop`` adds eps to the root instead, which
+    for eps = 1.5e-7 is another optimiser. Kept are g and the variance s = v - g^2 itself, which obeys::
+
+        s <- rho (s + (1 - rho) (x - g)^2)      with the g of before
+
+    It cannot fall below 0, and does not cancel where x is nearly constant. Costs O(1) kernels for all parameters
+    together. Gradients are dense; a parameter without one is left alone.
+    """
+
+    def __init__(self, params, lr: float, decay: float, eps: float):
+        super().__init__(params, {"lr": lr, "decay": decay, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update every parameter that has a gradient; return what ``closure`` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(params, group["lr"], group["decay"], group["eps"])
+        return loss
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Go on from ``state_dict``, also from that of torch's centred RMSprop; raises ValueError for another optimiser's."""
+        super().load_state_dict(_in_this_form(state_dict))
+
+    def _update(self, params: list, lr: float, decay: float, eps: float) -> None:
+        gradients = [p.grad for p in params]
+        means, variances = zip(*map(self._averages, params))
+        apart = torch._foreach_sub(gradients, means)
+        torch._foreach_add_(means, apart, alpha=1 - decay)
+        torch._foreach_addcmul_(variances, apart, apart, value=1 - decay)
+        torch._foreach_mul_(variances, decay)
+        root = torch._foreach_add(variances, eps)
+        torch._foreach_sqrt_(root)
+        torch._foreach_addcdiv_(params, gradients, root, value=-lr)
+
+    def _averages(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state = self.state[parameter]
+        if not state:
+            for name in ("mean", "variance"):
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state["mean"], state["variance"]
+
+
+def _in_this_form(saved: dict) -> dict:
+    """Return a state in this class's form; one of torch's centred RMSprop is converted, which is said."""
+    groups, states = saved["param_groups"], saved["state"]
+    if all("decay" in group for group in groups):
+        return saved
+    if not all(group.get("centered") for group in groups):
+        raise ValueError("its optimiser is RMSProp that is not centred")
+    warn(
+        "apex: the checkpoint's RMSProp had epsilon outside the root; its averages are taken over, and from here on"
+        " epsilon is inside, so steps are of another size"
+    )
+    groups = [{name: group[name] for name in ("lr", "eps", "params")} | {"decay": group["alpha"]} for group in groups]
+    return {"state": {key: _averages_of_torch(state) for key, state in states.items()}, "param_groups": groups}
+
+
+def _averages_of_torch(state: dict) -> dict:
+    mean, square = state["grad_avg"], state["square_avg"]
+    return {"mean": mean, "variance": (square - mean * mean).clamp(min=0)}
