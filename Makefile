@@ -28,10 +28,10 @@ PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint 
 refuse = { echo "make: $(1)" >&2; exit 1; }
 NEED_COMPILER = command -v $(CC) >/dev/null || $(call refuse,the C compiler '$(CC)' is missing; install one (Debian: apt install gcc))
 NEED_PYTHON = test -n "$(PYTHON)" || $(call refuse,Python is missing; install Python 3.11 (Debian: apt install python3 python3-venv)); \
-	$(PYTHON) -c '' 2>/dev/null || $(call refuse,'$(PYTHON)' cannot be run; install Python 3.11 and run make PYTHON=/path/to/it); \
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| $(call refuse,$$($(PYTHON) --version 2>&1) is too old; install Python 3.11 or newer and run make PYTHON=/path/to/it); \
-	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	'$(PYTHON)' -c '' 2>/dev/null || $(call refuse,'$(PYTHON)' cannot be run; install Python 3.11 and run make PYTHON=/path/to/it); \
+	'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| $(call refuse,$$('$(PYTHON)' --version 2>&1) is too old; install Python 3.11 or newer and run make PYTHON=/path/to/it); \
+	'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null \
 		|| $(call refuse,$(PYTHON) cannot make virtual environments; install its venv module (Debian: apt install python3-venv))
 
 train: $(READY) native
@@ -52,13 +52,13 @@ soak: $(READY) native
 
 figures: $(READY) native
 	@rm -f .figures.jsonl
-	@FIGURES=$(CURDIR)/.figures.jsonl $(BIN)/python -m pytest -q $(or $(ARGS),$(MEASURED))
+	@FIGURES='$(CURDIR)/.figures.jsonl' $(BIN)/python -m pytest -q $(or $(ARGS),$(MEASURED))
 	@$(BIN)/python tests/figures.py .figures.jsonl
 
 native:
 	@$(NEED_COMPILER)
 	@$(NEED_PYTHON)
-	@$(MAKE) --silent -C native PYTHON=$(PYTHON)
+	@$(MAKE) --silent -C native PYTHON='$(PYTHON)'
 
 test-native:
 	@$(NEED_COMPILER)
@@ -76,7 +76,7 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(NEED_PYTHON)
 	@$(NEED_COMPILER)
 	@echo "setting up .venv (once)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/python || '$(PYTHON)' -m venv .venv
 	@$(PIP) --editable ".[mpi,test]"
 	@touch $(READY)
 

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import bench_report
+from launch import bench_report, job
 from launch.bench_report import refusing
 from launch.compare_run import METRICS
 from launch.mpirun import find_mpirun
@@ -56,7 +56,7 @@ def machine() -> dict:
 
 def _mpirun_version() -> str | None:
     try:
-        told = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, timeout=20).stdout
+        told = subprocess.run([find_mpirun(), "--version"], env=job.environment_for({}), capture_output=True, text=True, timeout=20).stdout
     except Exception:  # no MPI, or one that does not answer
         return None
     return told.partition("\n")[0] or None

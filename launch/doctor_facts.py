@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from apex.config import Config
 from apex.schema import EnvSpec
 from apex.topology import Topology
-from launch import memory, mpirun, world
+from launch import job, memory, mpirun, world
 
 SHM = "/dev/shm"
 _LAUNCHERS = (
@@ -89,7 +89,8 @@ def launcher() -> str:
 def mpirun_version() -> str:
     """Return the MPI and version of the mpirun that `apex train` would take, or "" where there is none."""
     try:
-        said = subprocess.run([mpirun.find_mpirun(), "--version"], capture_output=True, text=True, timeout=30).stdout
+        command = [mpirun.find_mpirun(), "--version"]
+        said = subprocess.run(command, env=job.environment_for({}), capture_output=True, text=True, timeout=30).stdout
     except (ValueError, OSError, subprocess.TimeoutExpired):  # ConfigError: there is none
         return ""
     number = re.search(r"\d+(\.\d+)+", said)

@@ -63,10 +63,15 @@ def python(module: str) -> list[str]:
 
 
 def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a command of ours: what it needs, what the user has set, which wins, and where our modules are."""
+    """Return the environment of a command of ours: what it needs, what the user has set, which wins, and where our modules are.
+
+    PATH is as if the virtual environment were activated: Intel's mpirun calls what is beside it by bare names.
+    """
     root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return {**needed, **user, "PYTHONPATH": path}
+    modules = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    beside, path = str(Path(sys.executable).parent), user.get("PATH", os.defpath)
+    programs = path if beside in path.split(os.pathsep) else os.pathsep.join((beside, path))
+    return {**needed, **user, "PYTHONPATH": modules, "PATH": programs}
 
 
 def _end_with_parent() -> None:

@@ -22,9 +22,10 @@ ENVIRONMENT = {
     # More ranks than cores is normal here (Open MPI 5, then 4).
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    # With one or two ranks each would be tied to one core, which squeezes torch.
+    # With one or two ranks each would be tied to one core, which squeezes torch; Intel's ties any number.
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "I_MPI_PIN": "0",
     # Its start-up prints a warning where there is no such network.
     "OMPI_MCA_osc": "^ucx",
     **job.ENVIRONMENT,
