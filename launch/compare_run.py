@@ -238,7 +238,7 @@ class Job:
         shared = self._resources.enter_context(mpirun.segments())
         with open(self._output, "wb") as output:
             self.process = subprocess.Popen(
-                self._arguments, env=_environment() | shared | self._own, stdin=subprocess.DEVNULL, stdout=output,
+                self._arguments, env=shared | _environment() | self._own, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
             )  # fmt: skip
         return self

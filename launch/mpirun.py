@@ -14,7 +14,7 @@ from apex.config import ConfigError
 from launch import job, leftovers
 
 _SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-segments-"
-_BACKING = "OMPI_MCA_btl_sm_backing_directory"
+_BACKING, _SESSION = "OMPI_MCA_btl_sm_backing_directory", "PRTE_MCA_prte_tmpdir_base"
 ENVIRONMENT = {
     # Open MPI refuses root unless told twice.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -51,17 +51,20 @@ def launcher(ranks: int, tolerant: bool = False) -> list[str]:
 
 
 @contextlib.contextmanager
-def segments() -> Iterator[dict[str, str]]:
-    """Yield the variables that keep Open MPI's shared memory in a folder of its own, and remove that at the end.
+def segments(tolerant: bool = False) -> Iterator[dict[str, str]]:
+    """Yield the variables that keep what Open MPI makes to the user and to this host, and remove its files at the end.
 
-    Ranks that are killed leave their files behind. So does this process when it is killed: then the next one
-    removes them.
+    Shared memory and session files lie in a folder of the run's own: ranks that are killed leave theirs behind. When this
+    process is killed, too, the next one removes them. Ranks do not listen on the network, where anybody could send to
+    them; only those of a ``tolerant`` run have to, since newcomers are not reached through shared memory.
     """
     with contextlib.ExitStack() as stack:
         variables = {}
         if not _in_a_job():  # whose ranks may be on other hosts
+            variables = {} if tolerant else {"OMPI_MCA_btl": "^tcp"}
             with contextlib.suppress(OSError):  # Open MPI will know another place
-                variables[_BACKING] = str(stack.enter_context(leftovers.folder(_SEGMENTS, _SHARED_MEMORY)))
+                own = stack.enter_context(leftovers.folder(_SEGMENTS, _SHARED_MEMORY))
+                variables |= dict.fromkeys((_BACKING, _SESSION), str(own))
         yield variables
 
 

@@ -69,7 +69,7 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
         resumed_from = {CHECKPOINT_VARIABLE: str(checkpoint)}
     if not over_mpi:
         return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments)
-    with mpirun.segments() as segments:
+    with mpirun.segments(tolerant=config.run.tolerate == "actors") as segments:
         return job.run(launcher, mpirun.ENVIRONMENT | segments | resumed_from, config, topology, folder, preset, arguments)
 
 

@@ -168,19 +168,33 @@ def figure():
     return note
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Return ``start(command, env=None) -> Job``; what is left of the job is killed after the test."""
+@contextlib.contextmanager
+def _starting(folder: Path):
+    """Yield ``start(command, env=None) -> Job``, in folders within ``folder``; what is left of the jobs is killed at the end."""
     jobs = []
 
     def start_job(command: list, env: dict[str, str] | None = None) -> Job:
-        jobs.append(Job([*map(str, command)], tmp_path / f"job-{len(jobs)}", env))
+        jobs.append(Job([*map(str, command)], folder / f"job-{len(jobs)}", env))
         return jobs[-1]
 
     yield start_job
     for job in jobs:
         job.kill()
     assert "mpi4py.MPI" not in sys.modules, "the test process itself must stay outside MPI"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return ``start(command, env=None) -> Job``; what is left of the job is killed after the test."""
+    with _starting(tmp_path) as start_job:
+        yield start_job
+
+
+@pytest.fixture(scope="module")
+def start_for_module(tmp_path_factory):
+    """As ``start``, for a job that several tests of a module look at."""
+    with _starting(tmp_path_factory.mktemp("jobs")) as start_job:
+        yield start_job
 
 
 @pytest.fixture(scope="session")

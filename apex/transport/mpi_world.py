@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from mpi4py import MPI
 
@@ -14,6 +15,7 @@ from apex.config import ConfigError
 from apex.topology import LEARNER_RANK
 from apex.transport.mpi_ways import can_tolerate
 
+_MPICH = "/dev/shm/mpich_shm_"
 
 def world(expected_size: int) -> MPI.Comm:
     """Return COMM_WORLD; raises :class:`ConfigError` where the MPI library and the launcher differ on its size."""
@@ -24,15 +26,35 @@ def world(expected_size: int) -> MPI.Comm:
             f"this process is told that it is one of {expected_size} ranks, but {library} sees a world of {comm.size}: "
             "mpirun and the MPI library of mpi4py belong to different MPIs, or the variables of an earlier MPI job are still set"
         )
+    _unname_shared_memory(comm)
     return comm
+
+
+def _unname_shared_memory(comm: MPI.Comm) -> None:
+    """Remove the names of MPICH's shared memory once all ranks have opened it, so that ranks which are killed leave nothing.
+
+    Its place and name cannot be chosen, so nobody could tell later whose a file was. The memory itself stays while it is
+    mapped, and MPICH ends well without the name. Collective.
+    """
+    if "MPICH" not in MPI.Get_library_version():
+        return
+    _wait_for_all(comm)
+    mapped = {line.split(maxsplit=5)[-1].rstrip("\n") for line in Path("/proc/self/maps").read_text().splitlines() if _MPICH in line}
+    for name in mapped:
+        with contextlib.suppress(OSError):  # another rank was first
+            os.unlink(name)
+
+
+def _wait_for_all(comm: MPI.Comm) -> None:
+    all_here = comm.Ibarrier()
+    while not all_here.Test():
+        time.sleep(1e-3)  # waiting inside MPI, ranks would take the cores that others need
 
 
 def from_learner(comm: MPI.Comm, make):
     """Return what ``make()`` gives on the learner's rank, on every rank. Collective; only for starting up."""
     made = make() if comm.rank == LEARNER_RANK else None
-    all_here = comm.Ibarrier()
-    while not all_here.Test():
-        time.sleep(1e-3)  # waiting inside bcast, the other ranks would take the cores that make() needs
+    _wait_for_all(comm)
     return comm.bcast(made, LEARNER_RANK)
 
 
