@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from apex.say import warn
 
 
 class Refusals:
@@ -14,7 +14,7 @@ class Refusals:
     def add(self, why: str, number: int = 1) -> None:
         """Count ``number`` more; say ``why`` where they are the first."""
         if not self.count:
-            print(f"apex: {self.owner} refused {why}; more are only counted", file=sys.stderr, flush=True)
+            warn(f"apex: {self.owner} refused {why}; more are only counted")
         self.count += number
 
 

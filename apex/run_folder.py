@@ -7,6 +7,7 @@
         metrics.jsonl  one row of the log a line
         result.json    how the run ended, written once
         error.txt      the traceback that ended it, the first writer's
+        .reserve       while it goes on: room for result.json or error.txt, should the disk be full
         stacks/        where ranks were that hung, or waited for one that did
         checkpoints/   latest.pt and best.pt: networks; step-*/: all that a run resumes from
         tensorboard/   metrics-lost.jsonl: rows from after the checkpoint that the run was resumed from
@@ -16,19 +17,22 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import itertools
 import json
 import math
 import os
-import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from apex.config import ConfigError, nearest
+from apex.say import warn
 
 REASONS = ("target_return", "learner_steps", "wall_s", "signal", "error")
 """Why a run ended: the limit of the configuration it reached, a signal, or an exception."""
+_RESERVE_BYTES = 64 << 10
 
 
 def create(directory, preset: str, seed: int) -> Path:
@@ -57,7 +61,7 @@ def _make_first_free(directory: Path, name: str) -> Path:
 def _point_latest_at(folder: Path) -> None:
     latest = folder.parent / "latest"
     if latest.exists() and not latest.is_symlink():
-        print(f"warning: {latest} is not a symbolic link; left as it is", file=sys.stderr)
+        warn(f"warning: {latest} is not a symbolic link; left as it is")
         return
     temporary = _temporary_name(latest)
     try:
@@ -65,7 +69,7 @@ def _point_latest_at(folder: Path) -> None:
         os.replace(temporary, latest)
     except OSError as error:  # a file system without symbolic links is no reason not to train
         temporary.unlink(missing_ok=True)
-        print(f"warning: {latest} could not be updated: {error.strerror}", file=sys.stderr)
+        warn(f"warning: {latest} could not be updated: {error.strerror}")
 
 
 def resolve(run: str, directory="runs") -> Path:
@@ -99,6 +103,7 @@ class RunFolder:
         self.metrics_path = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
+        self._reserve = self.path / ".reserve"
 
     def stacks_of(self, role: str, index: int) -> Path:
         """Return the file that a rank writes its stacks to when it hangs."""
@@ -136,10 +141,19 @@ class RunFolder:
     def write_result(self, result: dict, replace: bool = False) -> bool:
         """Write ``result.json`` atomically. Returns False, and writes nothing, if there is one not to be replaced."""
         path, text = self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n"
-        if not replace:
-            return _write_once(path, text)
-        os.replace(_write_temporary(path, text), path)
-        return True
+        written = self._with_reserve(_write_over if replace else _write_once, path, text)
+        self.release()
+        return written
+
+    def reserve(self) -> None:
+        """Take the room that :meth:`write_result` and :meth:`write_error` may need once the disk is full. Raises OSError."""
+        with open(self._reserve, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+
+    def release(self) -> None:
+        """Give that room back."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
 
     def result(self) -> dict | None:
         """Return what :meth:`write_result` wrote, or None."""
@@ -148,7 +162,17 @@ class RunFolder:
 
     def write_error(self, text: str) -> bool:
         """Write ``error.txt`` atomically. The first writer wins; returns whether that was this call."""
-        return _write_once(self.path / "error.txt", text)
+        return self._with_reserve(_write_once, self.path / "error.txt", text)
+
+    def _with_reserve(self, write: Callable[[Path, str], bool], path: Path, text: str) -> bool:
+        """Write; where the disk is full, once more in the room that was reserved."""
+        try:
+            return write(path, text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        self.release()
+        return write(path, text)
 
     def error(self) -> str | None:
         """Return the traceback that ended the run, or None."""
@@ -250,6 +274,11 @@ def _write_temporary(path: Path, text: str) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
+
+
+def _write_over(path: Path, text: str) -> bool:
+    os.replace(_write_temporary(path, text), path)
+    return True
 
 
 def _write_once(path: Path, text: str) -> bool:

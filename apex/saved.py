@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from apex import checkpoint_files
 from apex.checkpoint_files import Damaged
 from apex.config import Config, ConfigError, EnvConfig, fields, to_tables
+from apex.say import warn
 
 # What is stored (networks, transitions, masses) was made with these, and cannot go on with others.
 _FIXED = {
@@ -79,7 +79,7 @@ def newest(checkpoints: Path) -> Path:
             checkpoint_files.verify(folder)
             return folder
         except Damaged as damaged:
-            print(f"apex: {damaged}; the one before it is used", file=sys.stderr, flush=True)
+            warn(f"apex: {damaged}; the one before it is used")
     raise ConfigError(f"there is no whole checkpoint in {checkpoints} to resume from")
 
 

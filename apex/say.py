@@ -1,21 +1,130 @@
-"""The one way to tell a person something. It cannot fail: telling is not part of the work."""
+"""The one way to tell a person something. It cannot fail: telling is not part of the work.
+
+A line goes straight to the descriptor of stdout or stderr, so nothing is left to be flushed at the end of the process,
+and a signal handler may speak at any time. A closed terminal, a reader that has gone, a full disk: the line is lost and
+the work goes on. While a process shows a live table it takes the lines in (:func:`divert`) and shows them above it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import select
 import sys
+from collections import deque
+from collections.abc import Iterator
+
+_WRITABLE_WITHIN_S = 1.0  # a terminal in non-blocking mode takes the rest a moment later
+_KEPT = 10_000  # lines, where whoever shows them is held up
+_diverted: deque[tuple[bool, str]] | None = None
 
 
-def say(text: str) -> None:
-    """Write ``text`` and a line's end to stdout."""
-    _write(sys.stdout, text)
+def say(text: str, end: str = "\n") -> None:
+    """Write ``text`` and ``end`` to stdout."""
+    _tell(False, text + end)
 
 
-def warn(text: str) -> None:
-    """Write ``text`` and a line's end to stderr."""
-    _write(sys.stderr, text)
+def warn(text: str, end: str = "\n") -> None:
+    """Write ``text`` and ``end`` to stderr."""
+    _tell(True, text + end)
 
 
-def _write(stream, text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal has closed, the disk is full, the stream is gone
-        print(text, file=stream, flush=True)
+@contextlib.contextmanager
+def divert() -> Iterator[deque[tuple[bool, str]]]:
+    """Yield a queue of ``(is for stderr, text)`` into which all is told; what is left of it at the end is written.
+
+    For one part of the process at a time, which takes from the queue's left. The oldest of too many lines are lost.
+    """
+    global _diverted
+    _diverted = lines = deque(maxlen=_KEPT)
+    try:
+        yield lines
+    finally:
+        _diverted = None
+        while lines:
+            write(*lines.popleft())
+
+
+def write(to_stderr: bool, text: str) -> None:
+    """Write ``text`` as it is, past :func:`divert`."""
+    stream = _stream(to_stderr)
+    if stream is None:  # the process was started without
+        return
+    data = text.encode(stream.encoding or "utf-8", "backslashreplace")
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # it has none, or is closed
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(text)
+        return
+    with contextlib.suppress(OSError):
+        _write_all(descriptor, data)
+
+
+class Stream(io.TextIOBase):
+    """stdout, or stderr, for libraries that want a file: nothing that is written to it fails."""
+
+    def __init__(self, to_stderr: bool = False):
+        self._to_stderr = to_stderr
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of the stream."""
+        stream = _stream(self._to_stderr)
+        return "utf-8" if stream is None else stream.encoding
+
+    def write(self, text: str) -> int:
+        """Write ``text`` past :func:`divert`; return its length."""
+        write(self._to_stderr, text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        """Whether the stream is there, and a terminal."""
+        stream = _stream(self._to_stderr)
+        try:
+            return stream is not None and stream.isatty()
+        except ValueError:  # it is closed
+            return False
+
+
+def drop_unwritten() -> None:
+    """Drop what others have printed and what cannot be written, which would change the status of this process as it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def open_missing() -> None:
+    """Open the null device as any of stdin, stdout, stderr that is closed; a file opened later would take its number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gives the lowest number that is free
+
+
+def _stream(is_stderr: bool):
+    return sys.stderr if is_stderr else sys.stdout
+
+
+def _tell(to_stderr: bool, text: str) -> None:
+    lines = _diverted
+    if lines is None:
+        write(to_stderr, text)
+    else:
+        lines.append((to_stderr, text))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``. Raises OSError where the rest of it cannot be written."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            if not select.select([], [descriptor], [], _WRITABLE_WITHIN_S)[1]:
+                raise

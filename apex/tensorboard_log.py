@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+
 _GROUPS = {
     "run": ("wall_s", "env_restarts"),
     "actor": (
@@ -21,30 +29,65 @@ TAGS = {key: f"{group}/{_SHORT.get(key, key)}" for group, keys in _GROUPS.items(
 """Row key -> TensorBoard tag."""
 
 
+_numbers = itertools.count()
+
+
 class Scalars:
-    """Writes rows to event files in a folder; :meth:`close` flushes the last of them."""
+    """Writes rows to an event file in the folder ``path``, each at once and whole or not at all.
+
+    TensorBoard's own writer has a thread, which a full disk ends with a traceback.
+    """
 
     def __init__(self, path):
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only the log needs it
-
-        self._writer = SummaryWriter(str(path), flush_secs=10)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._path, self._file = Path(path) / name, None
         self._evaluations = 0
+        with contextlib.suppress(OSError):  # told of with the first row
+            self._open()
 
     def write(self, row: dict) -> None:
         """Write every number in a row at global_step = learner_steps.
 
         What the evaluator reports is written only when ``evaluations`` has changed: a point on
-        that curve is an evaluation, not a row of the log.
+        that curve is an evaluation, not a row of the log. Raises OSError where the disk does not take it.
         """
         evaluations = row.get("evaluations") or 0
         evaluated, self._evaluations = evaluations != self._evaluations, evaluations
-        for key, value in row.items():
-            if _is_number(value) and (evaluated or key not in _GROUPS["evaluator"]):
-                self._writer.add_scalar(TAGS.get(key, f"run/{key}"), value, row.get("learner_steps") or 0)
+        shown = {k: v for k, v in row.items() if _is_number(v) and (evaluated or k not in _GROUPS["evaluator"])}
+        values = [{"tag": TAGS.get(key, f"run/{key}"), "simple_value": value} for key, value in shown.items()]
+        if self._file is None:
+            self._open()
+        self._append(_record(step=row.get("learner_steps") or 0, summary={"value": values}))
 
     def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
+        """Close the event file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close()
+        self._append(_record(file_version="brain.Event:2"))
+
+    def _append(self, data: bytes) -> None:
+        """Write all of ``data``; what was written of it is taken back where there is no room for the rest."""
+        size, rest = self._file.seek(0, os.SEEK_END), memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(size)
+            raise
+
+
+def _record(**event) -> bytes:
+    """Return one event as an event file holds it."""
+    from tensorboard.compat.proto.event_pb2 import Event  # slow to import, and only the log needs it
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    data = io.BytesIO()
+    RecordWriter(data).write(Event(wall_time=time.time(), **event).SerializeToString())
+    return data.getvalue()
 
 
 def _is_number(value) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 
 from apex import topology as topologies
 from apex.config import ConfigError
+from apex.say import say
 from launch import leftovers, synthetic
 from launch.bench_index import check_writable
 from launch.bench_report import machine, refusing
@@ -112,9 +113,9 @@ def _over_time(memory: list[tuple[float, float]], seconds: float) -> dict:
 
 def _show(machine: dict, options: Options, row: dict) -> None:
     """Print what was asked for and what was reached."""
-    print(f"{machine['cores']} cores of {machine['cpu']}, load {machine['load'][0]}; {options.actors} actors over {options.transport}")
+    say(f"{machine['cores']} cores of {machine['cpu']}, load {machine['load'][0]}; {options.actors} actors over {options.transport}")
     for name in _RATES:
-        print(f"  {name:<20} {row[name]:.1f} of {getattr(options, name):g} asked for")
+        say(f"  {name:<20} {row[name]:.1f} of {getattr(options, name):g} asked for")
     for name in ("mb_per_s", "sample_ms_p50", "sample_ms_p99", "cpu_s_per_million", "lost", *_MEMORY):
-        print(f"  {name:<20} " + ("-" if row[name] is None else f"{row[name]:.1f}"))
-    print(f"  {'held' if row['held'] else 'not held'} for {options.seconds:g} s")
+        say(f"  {name:<20} " + ("-" if row[name] is None else f"{row[name]:.1f}"))
+    say(f"  {'held' if row['held'] else 'not held'} for {options.seconds:g} s")

@@ -20,6 +20,7 @@ from apex import config as configuration
 from apex import topology as topologies
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
+from apex.say import say
 from apex.topology import Topology
 from launch import job, leftovers, world
 from launch.rank import RUN_FOLDER_VARIABLE
@@ -143,7 +144,7 @@ def _summary(preset: str, transport: str, actors: int, first: Moment, last: Mome
 
 def _show(machine: dict, rows: list[dict]) -> None:
     """Print one line for each value."""
-    print(f"{machine['cores']} cores of {machine['cpu']}, load {machine['load'][0]}")
+    say(f"{machine['cores']} cores of {machine['cpu']}, load {machine['load'][0]}")
     for row in rows:
         for name, value in row.items():
-            print(f"  {name:<20} {value:.1f}" if isinstance(value, float) else f"  {name:<20} {value}")
+            say(f"  {name:<20} {value:.1f}" if isinstance(value, float) else f"  {name:<20} {value}")

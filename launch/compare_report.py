@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from apex.say import Stream
 from launch import bench_report, job
 from launch.bench_report import refusing
 from launch.compare_run import METRICS
@@ -67,7 +68,7 @@ def progress():
     """Yield ``told(text)``, which says on the terminal what is being measured."""
     from rich.console import Console
 
-    with Console(stderr=True).status("starting") as status:
+    with Console(file=Stream(to_stderr=True)).status("starting") as status:
         yield status.update
 
 
@@ -218,7 +219,7 @@ class Comparison:
         """Print the machine and the tables."""
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = Console(file=Stream(), highlight=False)
         if not console.is_terminal:
             console.width = _WIDTH
         for line in self.about():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apex.say import say
 from launch.synthetic import used_nbytes
 
 PROCESSES = (1, 2)
@@ -75,4 +76,4 @@ def _rate(copy, nbytes: int) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_measured(float(sys.argv[1]))))
+    say(json.dumps(_measured(float(sys.argv[1]))))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from apex import topology as topologies
 from apex.config import Config, ConfigError
+from apex.say import say
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared import make_desk, neighbours
 from launch import doctor_facts as facts
@@ -189,11 +190,11 @@ def _tell(report: dict, json_path: Path | None) -> int:
     """Print the report, one finding a line; return the exit status."""
     told = [Finding(**finding) for finding in report["findings"]]
     for finding in told:
-        print(f"{finding.level:<8} {finding.name:<12} {finding.text}")
+        say(f"{finding.level:<8} {finding.name:<12} {finding.text}")
         if finding.fix:
-            print(f"{'':<21} fix: {finding.fix}")
+            say(f"{'':<21} fix: {finding.fix}")
     count = {level: sum(finding.level == level for finding in told) for level in (OK, WARNING, WRONG)}
-    print(f"apex: {count[WRONG]} wrong, {count[WARNING]} to look at, {count[OK]} ok", flush=True)
+    say(f"apex: {count[WRONG]} wrong, {count[WARNING]} to look at, {count[OK]} ok")
     if json_path is not None:
         _write(json_path, report)
     return 1 if count[WRONG] else 0

@@ -1,14 +1,16 @@
-"""What mpirun itself says of ranks that it has lost, left out: the run tells of them, and goes on.
+"""What a job says, passed on line by line: one process writes to the terminal.
 
-Its messages come between two lines of dashes, in the stream in which the ranks' own words come.
+What mpirun itself says of ranks that it has lost can be left out: the run tells of them, and goes on. Its messages come
+between two lines of dashes, in the stream in which the ranks' own words come.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+from apex.say import say, warn
 
 _DASHES = "-" * 40
 _OF_LAUNCHER = ("prterun has exited due to", "prterun noticed that process")
@@ -33,14 +35,20 @@ def spoken(lines: Iterable[str]) -> Iterator[str]:
     yield from held
 
 
-def follow(process: subprocess.Popen) -> threading.Thread:
-    """Pass on what a process says on its stderr, a pipe of text; the thread that does so ends with the process."""
+def follow(process: subprocess.Popen, hushes: bool) -> list[threading.Thread]:
+    """Pass on what a process says on its stdout and stderr, pipes of text; the threads that do so end with the process.
 
-    def pass_on() -> None:
-        for line in spoken(process.stderr):
-            sys.stderr.write(line)
-            sys.stderr.flush()
+    With ``hushes`` only what is :func:`spoken`.
+    """
+    stderr = spoken(process.stderr) if hushes else process.stderr
+    return [_pass_on(process.stdout, say), _pass_on(stderr, warn)]
 
-    thread = threading.Thread(target=pass_on, name="stderr", daemon=True)
+
+def _pass_on(lines: Iterable[str], tell: Callable) -> threading.Thread:
+    def run() -> None:
+        for line in lines:
+            tell(line, end="")
+
+    thread = threading.Thread(target=run, name=tell.__name__, daemon=True)
     thread.start()
     return thread

@@ -14,6 +14,7 @@ from pathlib import Path
 from apex import checkpoint_files
 from apex.config import Config
 from apex.run_folder import RunFolder
+from apex.say import say, warn
 from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
 from launch import hush, spawn, view
@@ -40,17 +41,17 @@ def run(
     process = subprocess.Popen(
         [*launcher, *python("launch.main"), *arguments], env=environment_for(environment) | {RUN_FOLDER_VARIABLE: str(folder.path)},
         stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent,
-        stderr=subprocess.PIPE if hushes else None, text=True, errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
-    passing_on = hush.follow(process) if hushes else None
+    passing_on = hush.follow(process, hushes)
     job = _Job(process, folder, config)
     try:
         resumes = CHECKPOINT_VARIABLE in environment
         view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks", only_new=resumes)
     finally:
         job.end()
-        if passing_on is not None:
-            passing_on.join(_LAUNCHER_ENDS_S)
+        for thread in passing_on:
+            thread.join(_LAUNCHER_ENDS_S)
         process.wait()
         spawn.remove_abandoned()
     return _conclude(config, topology, folder, preset, process.wait())
@@ -125,7 +126,7 @@ class _Job:
         if not self._asked:
             self._asked = True
             force = " (press Ctrl-C again to force it)" if number == signal.SIGINT else ""
-            print(f"apex: {signal.Signals(number).name}: ending the run{force}", file=sys.stderr, flush=True)
+            warn(f"apex: {signal.Signals(number).name}: ending the run{force}")
 
 
 def _session(leader: int) -> list[int]:
@@ -155,12 +156,11 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
         _tell_how_to_go_on(folder)
     error = folder.error()
     if error is not None:
-        sys.stdout.flush()
-        print(error, file=sys.stderr, end="", flush=True)
+        warn(error, end="")
     return status
 
 
 def _tell_how_to_go_on(folder: RunFolder) -> None:
     newest = next(iter(checkpoint_files.whole(folder.checkpoints)), None)
     if newest is not None:
-        print(f"apex: to go on from {newest.name}: apex train --resume {folder.path}", flush=True)
+        say(f"apex: to go on from {newest.name}: apex train --resume {folder.path}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from apex import config as configuration
 from apex.config import ConfigError
-from apex.say import say, warn
+from apex.say import drop_unwritten, open_missing, say, warn
 from launch import world
 from launch.options import Parser
 from launch.submit import KINDS
@@ -21,6 +21,7 @@ _FIRST_RANK_TELLS_S = 10.0  # longest start-up of rank 0 that the other ranks le
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 1 failed, 2 refused."""
     arguments, options = sys.argv[1:] if argv is None else argv, argparse.Namespace()
+    open_missing()
     try:
         options = _parser().parse_args(arguments)
         return options.run_command(options, arguments)
@@ -29,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # before there was a run to end
         warn("apex: interrupted")
         return 130
+    finally:
+        drop_unwritten()
 
 
 def _as_typed(refusal: str, options: argparse.Namespace) -> str:
@@ -254,7 +257,7 @@ def _plot(options, arguments: list[str]) -> int:
     from apex.run_folder import resolve
     from launch.plot import learning_curve
 
-    print(f"apex: {learning_curve([resolve(run) for run in options.runs], options.out)}")
+    say(f"apex: {learning_curve([resolve(run) for run in options.runs], options.out)}")
     return 0
 
 

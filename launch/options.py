@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from apex.config import ConfigError, nearest
+from apex.say import say
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,6 +44,10 @@ class Parser(argparse.ArgumentParser):
         """Return the long options in ``args`` that are for this parser, not for a command's or for what follows --."""
         own = itertools.takewhile(lambda text: text != "--" and (text.startswith("-") or not self._has_commands), args)
         return [text.partition("=")[0] for text in own if text.startswith("--")]
+
+    def print_help(self, file=None) -> None:
+        """Say the help."""
+        say(self.format_help(), end="")
 
     def error(self, message: str):
         """Refuse."""

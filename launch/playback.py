@@ -13,6 +13,7 @@ from apex import config as configuration
 from apex.config import Config, ConfigError
 from apex.envs import env_spec, make_envs
 from apex.run_folder import RunFolder, resolve
+from apex.say import say
 
 CHECKPOINTS = ("best", "latest")
 
@@ -76,7 +77,7 @@ def evaluate(run: str, which: str | None, episodes: int | None, seed: int | None
     evaluator = player.config.evaluator
     episodes, seed = episodes or evaluator.episodes, evaluator.seed if seed is None else seed
     returns = player.play(episodes, seed).returns
-    print(
+    say(
         f"apex: {player.path}, {player.learner_steps} learner steps: greedy return {returns.mean():.1f} "
         f"(min {returns.min():.1f}, max {returns.max():.1f}) over {episodes} episodes, seeds {seed} to {seed + episodes - 1}"
     )
@@ -90,7 +91,7 @@ def play(run: str, which: str | None, gif: Path, seed: int | None, max_frames: i
     frames: list[np.ndarray] = []
     played = player.play(1, player.config.evaluator.seed if seed is None else seed, True, lambda envs: _film(envs, frames, max_frames))
     _write_gif(frames, gif)
-    print(f"apex: {gif}: {len(frames)} frames of {played.lengths[0]} steps, return {played.returns[0]:.1f}, from {player.path}")
+    say(f"apex: {gif}: {len(frames)} frames of {played.lengths[0]} steps, return {played.returns[0]:.1f}, from {player.path}")
     return 0
 
 

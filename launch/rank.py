@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import traceback
 from pathlib import Path
@@ -14,7 +13,8 @@ from apex.config import Config, ConfigError, to_toml
 from apex.ports import PeerLost
 from apex.run_folder import RunFolder, make_result
 from apex.saved import Saved
-from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from apex.say import say, warn
+from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from launch import preflight, resume, world
 from launch.resume import CHECKPOINT_VARIABLE
 from launch.world import threads
@@ -53,9 +53,14 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         signal.alarm(0)
         _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint)
         signals.ignore()
-        return worlds.leave(config.run.tolerate == "actors")
+        return worlds.leave(config.run.tolerate == "actors") or _status_of(comm.rank, failure.folder)
     except BaseException as error:
         failure.end_job(error)
+
+
+def _status_of(rank: int, folder: RunFolder) -> int:
+    """Return 1 on the learner's rank where the result could not be kept, else 0."""
+    return 1 if rank == LEARNER_RANK and folder.result() is None else 0
 
 
 def take_place(config: Config, topology: Topology, joining, folder: RunFolder) -> int:
@@ -116,11 +121,11 @@ class _Failure:
         if isinstance(error, PeerLost):
             text = f"apex: {error}\n"
         if alone:
-            print(text, file=sys.stderr, flush=True)
+            warn(text)
             return
         written = self.folder is not None and leave_error(self.folder, text)
         if not written or RUN_FOLDER_VARIABLE not in os.environ:
-            print(text, file=sys.stderr, flush=True)
+            warn(text)
         if self.folder is not None:
             write_error_result(self.folder, self.config, self.topology, self.preset, 1)
 
@@ -163,7 +168,9 @@ def start_folder(config: Config, preset: str) -> Path:
     """Make the run folder, with the resolved configuration in it; raises :class:`ConfigError` where that fails."""
     try:
         path = run_folder.create(config.run.directory, preset, config.run.seed)
-        RunFolder(path).write_config(to_toml(config))
+        folder = RunFolder(path)
+        folder.write_config(to_toml(config))
+        folder.reserve()
     except OSError as error:
         raise ConfigError(f"run.directory = '{config.run.directory}' cannot be written to: {error.strerror}") from None
     return path
@@ -171,7 +178,7 @@ def start_folder(config: Config, preset: str) -> Path:
 
 def _refuse(rank: int, refusal: str) -> int:
     if rank == 0:
-        print(f"apex: {refusal}", file=sys.stderr, flush=True)
+        warn(f"apex: {refusal}")
     return 2
 
 
@@ -204,7 +211,7 @@ def _be_role(config: Config, topology: Topology, spec, rank: int, port, folder: 
         if checkpoint is not None:
             resume.open_and_announce(checkpoint, config, topology.num_actors)
     if role_name == LEARNER:
-        print(f"apex: {wait}", flush=True)
+        say(f"apex: {wait}")
     saved = None if checkpoint is None else Saved(checkpoint, config, topology.num_actors)
     show = print_line if speaks else None
     role = build(config, spec, topology, rank, port, folder, preset, show, saved)
@@ -242,4 +249,4 @@ def write_error_result(folder: RunFolder, config: Config, topology: Topology, pr
     try:
         folder.write_result(result, replace=earlier is not None and earlier["status"] == 0)
     except OSError as error:
-        print(f"apex: {folder.path}/result.json cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        warn(f"apex: {folder.path}/result.json cannot be written: {error.strerror}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 
 from apex import checkpoint_files, run_folder, saved
@@ -12,6 +11,7 @@ from apex import config as configuration
 from apex.config import Config, ConfigError, to_toml
 from apex.run_folder import RunFolder
 from apex.saved import Saved
+from apex.say import say, warn
 from replay_rank.index import index_class
 
 CHECKPOINT_VARIABLE = "APEX_CHECKPOINT"  # set by `apex train` for the ranks it starts
@@ -48,6 +48,7 @@ def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:
             (folder.path / name).unlink(missing_ok=True)
         folder.cut_rows(Saved(checkpoint, config, 0).values("learner")["record"]["wall_s"])
         folder.write_config(to_toml(config))
+        folder.reserve()
         checkpoint_files.remove_leftovers(folder.checkpoints)
     except OSError as error:
         raise ConfigError(f"run {folder.path} cannot be written to: {error.strerror}") from None
@@ -58,7 +59,7 @@ def open_and_announce(checkpoint: Path, config: Config, num_actors: int) -> Save
     """Say from what the run goes on, and return it."""
     held = Saved(checkpoint, config, num_actors)
     episodes = "every environment goes on where it was" if held.exact else "environments begin new episodes"
-    print(f"apex: {checkpoint}: resuming at {held.learner_steps} learner steps; {episodes}", flush=True)
+    say(f"apex: {checkpoint}: resuming at {held.learner_steps} learner steps; {episodes}")
     return held
 
 
@@ -69,7 +70,7 @@ def _remove_newer(checkpoints: Path, checkpoint: Path) -> None:
             aside = newer.with_name(f"damaged-{newer.name}")
             with contextlib.suppress(OSError):
                 os.replace(newer, aside)
-                print(f"apex: {newer} is now called {aside.name}", file=sys.stderr, flush=True)
+                warn(f"apex: {newer} is now called {aside.name}")
 
 
 def _check_index(held: Saved, config: Config) -> None:

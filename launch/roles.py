@@ -6,6 +6,7 @@ from apex.config import Config
 from apex.role import Role
 from apex.run_folder import RunFolder
 from apex.saved import Saved
+from apex.say import say
 from apex.schema import EnvSpec
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from launch.view import line
@@ -46,4 +47,4 @@ def limit_torch_threads(threads: int) -> None:
 
 def print_line(row: dict) -> None:
     """Show a row of the log as one line."""
-    print(line(row), flush=True)
+    say(line(row))

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     except Ended as ended:
         return 128 + ended.args[0]
     except OSError as error:
-        print(f"launch.spawn: {options.command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        warn(f"launch.spawn: {options.command[0]}: {error.strerror}")
         return 127
 
 
@@ -135,7 +135,7 @@ class Ranks:
                 time.sleep(_TOLD_S)
                 if process.returncode < 0:  # of itself it could say nothing
                     name = signal.Signals(-process.returncode).name
-                    print(f"apex: rank {rank} was ended by {name}, and with it the job", file=sys.stderr, flush=True)
+                    warn(f"apex: rank {rank} was ended by {name}, and with it the job")
                 return process.returncode if process.returncode > 0 else 128 - process.returncode
         return 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from apex import config as configuration
 from apex import topology as topologies
 from apex.config import Config, ConfigError
+from apex.say import say
 from apex.topology import ACTOR
 
 SCRIPTS = Path(__file__).resolve().parent / "slurm"
@@ -57,7 +58,7 @@ def run(request: Request) -> int:
     text = fill((SCRIPTS / f"{kind}.sbatch").read_text(), _options(request, kind, config), _variables(request, kind, config))
     arguments = _arguments(request, kind)
     if request.dry_run:
-        print(f"{text}\n# sbatch THIS_FILE {shlex.join(arguments)}")
+        say(f"{text}\n# sbatch THIS_FILE {shlex.join(arguments)}")
         return 0
     if shutil.which("sbatch") is None:
         raise ConfigError("sbatch is not installed here; submit from a login node of the cluster, or look with --dry-run")
@@ -67,7 +68,7 @@ def run(request: Request) -> int:
 
 def _sbatch(path: Path, arguments: list[str]) -> int:
     done = subprocess.run(["sbatch", str(path), *arguments], stdin=subprocess.DEVNULL)
-    print(f"apex: {path} {'is submitted' if done.returncode == 0 else 'was refused by sbatch'}", flush=True)
+    say(f"apex: {path} {'is submitted' if done.returncode == 0 else 'was refused by sbatch'}")
     return done.returncode
 
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from apex.say import warn
 from apex.schema import limits
 from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
 from launch import world
@@ -28,7 +29,7 @@ def main() -> int:
         found = _play(options, topology, rank, joined)
         options.folder.joinpath(f"rank-{rank}.json").write_text(json.dumps(found, allow_nan=False))
     except BaseException:
-        print(f"{topology.name(rank)} failed:", file=sys.stderr)
+        warn(f"{topology.name(rank)} failed:")
         traceback.print_exc()
         sys.stderr.flush()
         joined.abort()

@@ -94,4 +94,4 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
         view.conclude(folder)
         raise
     view.conclude(folder)
-    return 0
+    return 0 if folder.result() is not None else 1

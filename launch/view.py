@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from apex.config import Config
 from apex.run_folder import RunFolder, Tail
+from apex.say import Stream, divert, say, write
 from apex.topology import Topology
 
 
 def announce(config: Config, topology: Topology, path: Path) -> None:
     """Say what is being started and where it is written."""
     roles = f"1 learner, {topology.replay_ranks} replay, 1 evaluator, {topology.num_actors} actors"
-    print(f"apex: {path}: {config.env.id}, starting {topology.size} ranks over {config.run.transport} ({roles})", flush=True)
+    say(f"apex: {path}: {config.env.id}, starting {topology.size} ranks over {config.run.transport} ({roles})")
 
 
 def conclude(folder: RunFolder) -> None:
     """Say how the run ended, from its result."""
     result = folder.result()
     if result is None:
-        print(f"apex: ended without a result; {folder.path}", flush=True)
+        say(f"apex: ended without a result; {folder.path}")
         return
     done = f"{result['wall_s']:.0f} s and {result['learner_steps']} learner steps"
     status = "" if result["status"] == 0 else f" with status {result['status']}"
-    print(f"apex: ended by {result['reason']}{status} after {done}; {_evaluated(result)}; {folder.path}", flush=True)
+    say(f"apex: ended by {result['reason']}{status} after {done}; {_evaluated(result)}; {folder.path}")
 
 
 def _evaluated(result: dict) -> str:
@@ -72,30 +72,32 @@ def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=
     With ``only_new`` those that there are already, of a run that is resumed, are left out.
 
     On a terminal this is one live table; anywhere else, one :func:`line` for each row. Looks at
-    the log every ``period_s`` seconds.
+    the log every ``period_s`` seconds. What is told meanwhile, by whatever thread, comes above the table.
     """
-    console = console or _console()
+    from rich.console import Console
+
+    console = console or Console(file=Stream())
     tail = Tail(RunFolder(folder_path).metrics_path)
     if only_new:
         tail.new_rows()
     batches = _batches(tail, is_alive, period_s)
-    if console.is_terminal:
-        _show_live(batches, title, console)
-    else:
-        for rows in batches:
-            for row in rows:
-                console.print(line(row), soft_wrap=True, markup=False, highlight=False)
+    with divert() as told:
+        if console.is_terminal:
+            _show_live(batches, told, title, console)
+        else:
+            _show_lines(batches, told, console)
 
 
-def _console():
-    """Return a console that goes on in silence when its reader has gone (``apex train ... | head``)."""
-    from rich.console import Console
+def _show_lines(batches, told: deque, console) -> None:
+    for rows in batches:
+        while told:
+            write(*told.popleft())
+        for row in rows:
+            _print(line(row), console)
 
-    class UnreadConsole(Console):
-        def on_broken_pipe(self) -> None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    return UnreadConsole()
+def _print(text: str, console) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float):
@@ -108,11 +110,17 @@ def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float):
         time.sleep(period_s)
 
 
-def _show_live(batches, title: str, console) -> None:
+def _show_live(batches, told: deque, title: str, console) -> None:
     from rich.live import Live
 
-    with Live(table({}, title), console=console, auto_refresh=False) as live:
+    with Live(table({}, title), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         for rows in batches:
+            while told:
+                to_stderr, text = told.popleft()
+                if to_stderr and not Stream(to_stderr=True).isatty():
+                    write(to_stderr, text)
+                else:
+                    _print(text.removesuffix("\n"), console)
             if rows:
                 live.update(table(rows[-1], title), refresh=True)
 

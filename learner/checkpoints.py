@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from apex import checkpoint, checkpoint_files
 from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config, to_tables
 from apex.ports import LearnerPort
+from apex.say import warn
 from apex.topology import LEARNER, REPLAY, Topology
 
 _MAX_ERRNO = 4095  # as the kernel has it
@@ -205,7 +205,7 @@ class Checkpoints:
             self._base = writing.announced.number
 
     def _warn(self, announced: Announcement, why: str) -> None:
-        print(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on", file=sys.stderr, flush=True)
+        warn(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on")
 
     def _next_due(self, learner_steps: int) -> int:
         return (learner_steps // self._period + 1) * self._period

@@ -7,13 +7,13 @@ started, the actors that are left share out the whole ladder anew.
 
 from __future__ import annotations
 
-import sys
 import time
 
 from apex.config import Config
 from apex.metrics import Counters
 from apex.ports import LOST, REPLACED, Change, LearnerPort, PeerLost
 from apex.rank_state import Rung
+from apex.say import warn
 from apex.topology import Topology
 from learner.checkpoints import Checkpoints
 from learner.record import Record
@@ -123,4 +123,4 @@ class Company:
         self._rungs = {rank: Rung(position, len(there)) for position, rank in enumerate(there)}
 
     def _say(self, text: str) -> None:
-        print(f"apex: {text}", file=sys.stderr, flush=True)
+        warn(f"apex: {text}")

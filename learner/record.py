@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import math
-import sys
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from apex.config import Config, ConfigError
 from apex.metrics import Counters, Hub
 from apex.ports import Report
 from apex.run_folder import RunFolder, make_result
+from apex.say import warn
 from apex.schema import weight_header, weight_layout
 from apex.tensorboard_log import Scalars
 from apex.topology import ACTOR, EVALUATOR, Topology
@@ -119,18 +121,22 @@ class Record:
         except OSError as failure:
             kept = f"its batch could not be kept: {failure.strerror}"
         most = self.config.learner.max_skipped_steps
-        print(f"apex: {error}; skipped ({number} of {most} before the run fails); {kept}", file=sys.stderr, flush=True)
+        warn(f"apex: {error}; skipped ({number} of {most} before the run fails); {kept}")
 
     def close(self) -> None:
         """Write the last row of the log and the result."""
         row = self.write_row(last=True)
-        self.scalars.close()
+        with contextlib.suppress(OSError):
+            self.scalars.close()
         result = make_result(
             self.reason, 0, row,
             eval_return=self.eval_return, eval_episodes=self.eval_episodes, wall_s=self.wall_s,
             ranks=self.topology.size, transport=self.config.run.transport, preset=self.preset, seed=self.config.run.seed,
         )  # fmt: skip
-        self.folder.write_result(result)
+        try:
+            self.folder.write_result(result)
+        except OSError as error:
+            warn(f"apex: {self.folder.path}/result.json cannot be written: {error.strerror}; it would be {json.dumps(result)}")
 
     def write_row(self, last: bool = False) -> dict:
         """Write a row of the log to the run folder and the screen; return it."""
@@ -149,4 +155,4 @@ class Record:
         """Say what is lost: a full disk does not end a run."""
         if what not in self._warned:
             self._warned.add(what)
-            print(f"apex: warning: without {what}: {error.strerror}; the run goes on", file=sys.stderr, flush=True)
+            warn(f"apex: warning: without {what}: {error.strerror}; the run goes on")

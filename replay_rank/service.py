@@ -15,6 +15,7 @@ from apex.metrics import Counters
 from apex.ports import IntakeEvent, PriorityEvent, ReplayPort, SampleRequestEvent
 from apex.role import Role
 from apex.saved import Saved
+from apex.say import say
 from apex.schema import EnvSpec, intake_layout, priority_layout, sample_layout
 from apex.topology import REPLAY
 from replay_rank.index import index_class
@@ -41,7 +42,7 @@ class ReplayService(Role):
         self.name, self.checkpoints, self._keeps_ring = f"{REPLAY}-{index}", checkpoints, config.replay.checkpoint
         self._at_once = config.run.transport == "local"  # where each rank's turn waits for the others' anyhow
         self.replay = Replay(config, spec, seeds.generator(config.run.seed, "replay", index))
-        print(f"apex: {REPLAY} {index}: priority index {self.replay.index.describe()}", flush=True)
+        say(f"apex: {REPLAY} {index}: priority index {self.replay.index.describe()}")
         self.limiter = RateLimiter(config)
         self.batch_size = config.learner.batch_size
         self._sample_layout = sample_layout(spec, self.batch_size)

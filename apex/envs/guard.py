@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import traceback
 from collections.abc import Callable
 
 import numpy as np
 
 from apex.envs.vector import Timestep, VectorEnv
+from apex.say import warn
 
 
 class EnvironmentFailure(RuntimeError):
@@ -87,4 +87,4 @@ class GuardedEnvs:
             raise EnvironmentFailure(why) from error
         told = "".join(traceback.format_exception(error)).rstrip()
         what = f"apex: {self._who}: its environments failed and are made anew ({self.restarts} of {self._most})"
-        print(f"{told}\n{what}", file=sys.stderr, flush=True)
+        warn(f"{told}\n{what}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
-import sys
 import time
 from pathlib import Path
 
 from apex.role import Role
+from apex.say import warn
 
 _LOOKS = 4  # times a limit that a rank says it is alive
 
@@ -50,7 +50,7 @@ class Watchdog:
         if self._file is not None:
             faulthandler.dump_traceback(self._file)
             where = f"; stacks of ranks that wait or hang are in {Path(self._file.name).parent}"
-        print(f"apex: {self.name} has waited {self.limit_s:g} s for {awaited}{where}", file=sys.stderr, flush=True)
+        warn(f"apex: {self.name} has waited {self.limit_s:g} s for {awaited}{where}")
 
     def close(self) -> None:
         """The role has ended."""

@@ -13,7 +13,6 @@ from apex.run_folder import RunFolder, resolve
 from launch import rank, world
 from launch.main import _parser, main
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
