@@ -1,6 +1,6 @@
 """Runs a command in a terminal of its own: ``in_terminal.py COLUMNS FOLDER COMMAND...``
 
-What the command shows goes to stdout as it is. A file ``close`` in FOLDER closes the terminal; ``keys`` are what is
+It runs in FOLDER. What the command shows goes to stdout as it is. A file ``close`` in FOLDER closes the terminal; ``keys`` are what is
 typed into it. Returns the status of the command.
 """
 
@@ -22,6 +22,7 @@ def main(columns: int, folder: Path, command: list[str]) -> int:
     pid, master = pty.fork()
     if pid == 0:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+        os.chdir(folder)
         os.execvp(command[0], command)
     with contextlib.suppress(OSError):  # EIO: the command has ended
         while not (folder / "close").exists():
