@@ -3,7 +3,7 @@
 The rank that binds has a ROUTER (:class:`Hub`), the ranks that connect a DEALER each (:class:`Link`).
 A peer's name is the job's secret token, its rank and its life (0, or how many processes had that rank before),
 so whatever a stranger sends is recognised before anything of it is looked at, and so is what a process has sent
-whose place another has taken. What strangers send is refused, counted, and told once. Between hosts all of it is encrypted.
+whose place another has taken. What strangers send is refused, counted, and told once. Over TCP all of it is encrypted.
 
 Nothing that is sent is ever dropped: what is on its way is bounded by the ports, which count credits. Of a peer
 that counts none, ``_MOST_UNREAD`` messages are taken in at most before they are read; the rest waits on its side.
@@ -12,6 +12,7 @@ that counts none, ``_MOST_UNREAD`` messages are taken in at most before they are
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -51,7 +52,7 @@ class _Mailbox:
 
     def __init__(self, socket: zmq.Socket, owner: str, endpoint: str, token: bytes):
         self.socket = socket
-        if between_hosts(endpoint):
+        if over_tcp(endpoint):
             encrypt(socket, token)
         self.refusals = Refusals(owner)
         socket.linger = LINGER_MS
@@ -221,16 +222,15 @@ def name(token: bytes, rank: int, life: int = 0) -> bytes:
 
 def _read_name(called: bytes, token: bytes) -> tuple[int | None, int]:
     """Return the rank and the life in a name, or (None, 0) where it is none of this job's."""
-    if len(called) != _NAME.size + len(token) or called[_NAME.size :] != token:
+    if not hmac.compare_digest(called[_NAME.size :], token):
         return None, 0
     prefix, rank, life = _NAME.unpack(called[: _NAME.size])
     return (rank, life) if prefix == b"r" else (None, 0)
 
 
-def between_hosts(endpoint: str) -> bool:
-    """Whether messages on the way to this place can be seen on a network."""
-    parts = urlsplit(endpoint)
-    return parts.scheme == "tcp" and parts.hostname != "localhost" and not (parts.hostname or "").startswith("127.")
+def over_tcp(endpoint: str) -> bool:
+    """Whether other hosts, or other users of this one, can connect there or take the place of who binds there."""
+    return urlsplit(endpoint).scheme == "tcp"
 
 
 def encrypt(socket: zmq.Socket, token: bytes) -> None:
@@ -239,7 +239,7 @@ def encrypt(socket: zmq.Socket, token: bytes) -> None:
     Who does not know the token neither gets a connection nor can read what others send.
     """
     if not zmq.has("curve"):
-        raise ConfigError("this ZeroMQ has no CURVE, without which nothing is sent between hosts; install the pyzmq wheel")
+        raise ConfigError("this ZeroMQ has no CURVE, without which nothing is sent over TCP; install the pyzmq wheel")
     secret = z85.encode(hashlib.sha256(b"apex-mpi key of a job" + token).digest())
     public = zmq.curve_public(secret)
     socket.curve_secretkey, socket.curve_publickey = secret, public

@@ -1,4 +1,4 @@
-"""Between hosts: nobody without the job's token is heard, and nobody on the way can read."""
+"""Over TCP: nobody without the job's token is heard, and nobody on the way can read."""
 
 import socket
 import threading
@@ -8,20 +8,20 @@ import pytest
 import zmq
 
 from apex.transport import zmq_link
-from apex.transport.zmq_link import Hub, Link, between_hosts, name
+from apex.transport.zmq_link import Hub, Link, over_tcp, name
 
 TOKEN, SECRET = bytes(range(16)), b"nobody on the way is to read this; "
 
 
 @pytest.mark.parametrize(
-    "endpoint, between",
+    "endpoint, open_to_others",
     [
-        ("ipc:///tmp/x", False), ("tcp://127.0.0.1:5", False), ("tcp://127.9.9.9:*", False), ("tcp://localhost:5", False),
+        ("ipc:///tmp/x", False), ("tcp://127.0.0.1:5", True), ("tcp://127.9.9.9:*", True), ("tcp://localhost:5", True),
         ("tcp://10.0.0.1:5", True), ("tcp://node7:*", True), ("tcp://0.0.0.0:5", True),
     ],
 )  # fmt: skip
-def test_what_leaves_the_host_is_between_hosts(endpoint, between):
-    assert between_hosts(endpoint) == between
+def test_what_others_can_reach_is_over_tcp(endpoint, open_to_others):
+    assert over_tcp(endpoint) == open_to_others
 
 
 class Eavesdropper:
@@ -51,10 +51,10 @@ def context():
         yield context
 
 
-@pytest.fixture(params=[True, False], ids=["between hosts", "on one host"])
+@pytest.fixture(params=[True, False], ids=["over TCP", "in a folder"])
 def tapped(request, context, monkeypatch):
-    """A hub, a link to it through a third, and whether it is as between hosts."""
-    monkeypatch.setattr(zmq_link, "between_hosts", lambda endpoint: request.param)
+    """A hub, a link to it through a third, and whether it is as over TCP."""
+    monkeypatch.setattr(zmq_link, "over_tcp", lambda endpoint: request.param)
     hub = Hub(context, "tcp://127.0.0.1:*", TOKEN, [3], "the hub", 1 << 20)
     eavesdropper = Eavesdropper(int(hub.endpoint.rpartition(":")[2]))
     link = Link(context, f"tcp://127.0.0.1:{eavesdropper.port}", TOKEN, 3, 0, "the link")
@@ -62,7 +62,7 @@ def tapped(request, context, monkeypatch):
     hub.close(), link.close()
 
 
-def test_messages_and_token_can_be_read_on_the_way_on_one_host_only(tapped):
+def test_messages_and_token_can_be_read_on_the_way_only_in_a_folder_which_nobody_else_enters(tapped):
     hub, link, eavesdropper, between = tapped
     payload = np.frombuffer(SECRET * 1000, np.uint8)
     link.send(1, 2, payload)
@@ -85,9 +85,22 @@ def test_the_largest_message_that_is_allowed_arrives_encrypted_or_not(tapped):
     assert not link.is_lost()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_who_takes_the_port_of_this_host_first_does_not_learn_the_token(context, host):
+    impostor = context.socket(zmq.ROUTER)
+    failures = impostor.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    impostor.bind("tcp://127.0.0.1:*")
+    link = Link(context, impostor.last_endpoint.decode().replace("127.0.0.1", host), TOKEN, 3, 0, "the link")
+    link.send(1, 2, np.frombuffer(SECRET, np.uint8))
+    seen = dict(zmq.zmq_poll([(impostor, zmq.POLLIN), (failures, zmq.POLLIN)], 60_000))
+    assert failures in seen and impostor not in seen
+    impostor.disable_monitor()
+    impostor.close(0), link.close()
+
+
 @pytest.mark.parametrize("stranger", ["without a key", "with the key of another job"])
 def test_a_stranger_is_not_heard_and_the_ranks_of_the_job_are(context, monkeypatch, stranger):
-    monkeypatch.setattr(zmq_link, "between_hosts", lambda endpoint: True)
+    monkeypatch.setattr(zmq_link, "over_tcp", lambda endpoint: True)
     hub = Hub(context, "tcp://127.0.0.1:*", TOKEN, [3], "the hub", 1 << 20)
     outside = context.socket(zmq.DEALER)
     outside.linger, outside.routing_id = 0, name(TOKEN, 3)
