@@ -14,6 +14,7 @@ from apex.policy import Policy
 from apex.ports import WeightsPort
 from apex.role import Role
 from apex.saved import Saved
+from apex.say import warn
 from apex.schema import EnvSpec
 from apex.topology import EVALUATOR
 
@@ -21,11 +22,15 @@ from apex.topology import EVALUATOR
 class Episodes:
     """One episode in each of V environments, stepped together, on the seeds the environments were made with.
 
-    ``returns`` float64[V] and ``lengths`` int64[V] (agent steps) are those of each one's first episode.
+    ``returns`` float64[V] and ``lengths`` int64[V] (agent steps) are those of each one's first episode. An
+    episode that has not ended after ``most_frames`` env frames is cut there, and is counted in ``cut``.
     """
 
-    def __init__(self, envs: VectorEnv | GuardedEnvs, epsilon: float, seed: int):
+    def __init__(self, envs: VectorEnv | GuardedEnvs, epsilon: float, seed: int, most_frames: int):
         self.envs, self.obs = envs, envs.reset()
+        # One step more: an emulator that has the same limit is to truncate by itself.
+        self.most_steps = most_frames // envs.spec.env_frames_per_step + 1
+        self.cut = 0
         self.rng = np.random.default_rng(seed)
         self.epsilons = np.full(envs.num_envs, epsilon)
         self.returns = np.zeros(envs.num_envs)
@@ -44,6 +49,16 @@ class Episodes:
         self.lengths += self.running
         self.running &= ~(step.terminated | step.truncated)
         self.obs = step.obs
+        endless = self.running & (self.lengths >= self.most_steps)
+        self.cut += int(endless.sum())
+        self.running &= ~endless
+
+    def complaint(self) -> str | None:
+        """Say that episodes have been cut, if any has."""
+        if not self.cut:
+            return None
+        frames = "env.max_episode_frames; their returns count so far"
+        return f"{self.cut} of {len(self.running)} episodes had not ended after {self.most_steps} steps and were cut ({frames})"
 
 
 class Evaluator(Role):
@@ -62,6 +77,8 @@ class Evaluator(Role):
             lambda attempt: make_envs(config.env, self.config.episodes, self.config.seed, evaluation=True),
             config.env.max_restarts, EVALUATOR,
         )  # fmt: skip
+        self._most_frames = config.env.max_episode_frames
+        self._complained = False
         self._episodes: Episodes | None = None
         self._unreported = False
         if port.about is not None:  # the counters of the process whose place this one takes
@@ -83,7 +100,7 @@ class Evaluator(Role):
         if not self.policy.refresh():
             self.policy.request(self._from_steps)
             return False
-        self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed)
+        self._begin()
         return True
 
     def heed(self, announced: Announcement) -> None:
@@ -103,13 +120,24 @@ class Evaluator(Role):
         """Close the environments."""
         self._envs.close()
 
+    def _begin(self) -> None:
+        self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed, self._most_frames)
+
+    def _complain(self) -> None:
+        """Say, once a run, that evaluation episodes do not end."""
+        complaint = self._episodes.complaint()
+        if complaint is not None and not self._complained:
+            self._complained = True
+            warn(f"apex: {EVALUATOR}: {complaint}")
+
     def _step(self) -> None:
         restarts = self._envs.restarts
         self._episodes.step(self.policy.q_values)
         if self._envs.restarts > restarts:  # no episode goes on after that: evaluate these weights from the start
-            self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed)
+            self._begin()
         if not self._episodes.done:
             return
+        self._complain()
         self.counters.add("evaluations", 1)
         self.counters.set("eval_return", float(self._episodes.returns.mean()))
         self.counters.set("eval_episodes", len(self._episodes.returns))

@@ -64,7 +64,7 @@ class EnvConfig:
     clip_rewards: bool = option(True, "train on sign-clipped rewards (atari); evaluation never does")
     episodic_life: bool = option(False, "train with a lost life as an episode's end (atari); evaluation never does")
     max_restarts: int = option(3, "times a role may make its environments anew after one has failed", "restarts", low=0, high=1_000_000)
-    max_episode_frames: int = option(108_000, "truncate an episode at this length (atari)", "env frames", low=1, high=2_147_483_647)
+    max_episode_frames: int = option(108_000, "truncate an episode at this length (atari; in evaluation all)", "env frames", low=1, high=2_147_483_647)
 
 
 @dataclass(frozen=True)

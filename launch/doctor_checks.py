@@ -215,15 +215,19 @@ def native(patient: Patient) -> Iterator[Finding]:
 
 
 def roms(patient: Patient) -> Iterator[Finding]:
-    """The game is there."""
+    """The game is there, and environments can be made and stepped."""
     env = EnvConfig(family="atari", id="pong") if patient.config is None else patient.config.env
+    if patient.refusal.startswith("env."):
+        fix = "pip install --force-reinstall ale-py, or another env.id" if env.family == "atari" else "as said, or another env.id"
+        yield Finding(WRONG, "ROMs" if env.family == "atari" else "environment", patient.refusal, fix)
+        return
     if env.family != "atari":
         yield Finding(OK, "ROMs", f"not needed: {env.id}")
         return
     try:
         envs.env_spec(env)
         yield Finding(OK, "ROMs", f"ale_py has {env.id}")
-    except (ConfigError, ImportError) as error:
+    except ConfigError as error:
         yield Finding(WRONG, "ROMs", str(error), "pip install --force-reinstall ale-py, or another env.id")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from actors.evaluator import Episodes
 from apex import algorithms, checkpoint, weights
 from apex import config as configuration
 from apex.config import Config, ConfigError
-from apex.envs import env_spec, make_envs
+from apex.envs import GuardedEnvs, env_spec, make_envs
+from apex.envs.guard import refusing
 from apex.run_folder import RunFolder, resolve
-from apex.say import say
+from apex.say import say, warn
 
 CHECKPOINTS = ("best", "latest")
 
@@ -59,16 +61,20 @@ class Player:
 
     def play(self, episodes: int, seed: int, render: bool = False, each_step: Callable = lambda envs: None) -> Episodes:
         """Play ``episodes`` greedy episodes at full scores, on seeds ``seed``, ``seed + 1``, ..."""
-        envs = make_envs(self.config.env, episodes, seed, evaluation=True, render=render)
-        try:
-            played = Episodes(envs, self.config.evaluator.epsilon, seed)
+        env = self.config.env
+
+        def make(attempt: int):
+            return make_envs(env, episodes, seed, evaluation=True, render=render)
+
+        with refusing(env, "playback"), contextlib.closing(GuardedEnvs(make, 0, "playback")) as envs:
+            played = Episodes(envs, self.config.evaluator.epsilon, seed, env.max_episode_frames)
             each_step(envs)
             while not played.done:
                 played.step(self.q_values)
                 each_step(envs)
-            return played
-        finally:
-            envs.close()
+        if played.complaint():
+            warn(f"apex: {played.complaint()}")
+        return played
 
 
 def evaluate(run: str, which: str | None, episodes: int | None, seed: int | None) -> int:

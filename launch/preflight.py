@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apex import algorithms, envs
+from apex import algorithms
 from apex.config import Config, ConfigError
 from apex.schema import EnvSpec, intake_layout
 from replay_rank.index import index_class, make_index
@@ -13,13 +13,16 @@ def check(config: Config) -> EnvSpec:
     """Return the environment's spec; raises :class:`ConfigError` where the configuration cannot run."""
     # First: a wheel of torch may bring a libgomp without OpenACC, and the first one loaded serves all.
     _check_index(config)
+    from apex.envs import env_spec
+    from apex.envs.trial import try_out
     from learner.train_step import device  # imports torch, which takes a second
 
-    spec = envs.env_spec(config.env)
+    spec = env_spec(config.env)
     RateLimiter(config)
     _layout_or_refuse(config, spec)
     algorithms.load(config.algorithm.name).make_network(config, spec)
     device(config.learner.device)
+    try_out(config, spec)  # last, since it takes longest
     return spec
 
 

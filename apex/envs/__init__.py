@@ -11,6 +11,7 @@ A *family* is a module of this folder, found by its name (``env.family``), that 
 
 - ``make_envs(env, num_envs, seed, *, evaluation, render) -> VectorEnv``
 - ``env_spec(env) -> EnvSpec``
+- ``rows_to_try(env, num_envs, *, evaluation) -> int``, how many of them stand for all
 - ``BYTES_PER_ENV``, the memory that one more environment takes, as measured
 
 ``tests/conformance/env_conformance.py`` holds the tests that every family passes.
@@ -23,13 +24,17 @@ import pkgutil
 from types import ModuleType
 
 from apex.config import ConfigError, EnvConfig, nearest
+from apex.envs.foreign import named
 from apex.envs.guard import EnvironmentFailure, GuardedEnvs
 from apex.envs.vector import Timestep, VectorEnv
 from apex.schema import EnvSpec
 
-__all__ = ["EnvironmentFailure", "GuardedEnvs", "Timestep", "VectorEnv", "bytes_per_env", "env_spec", "families", "make_envs"]
+__all__ = [
+    "EnvironmentFailure", "GuardedEnvs", "Timestep", "VectorEnv", "bytes_per_env", "env_spec", "families", "make_envs",
+    "rows_to_try",
+]
 
-_NOT_FAMILIES = {"guard", "vector"}
+_NOT_FAMILIES = {"foreign", "guard", "trial", "vector"}
 
 
 def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
@@ -39,9 +44,12 @@ def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = Fa
     its own may instead draw all its rows from the one seed; rows still differ.) With ``evaluation``
     rewards are not clipped, a lost life ends nothing, and the first episode of row i depends only on
     ``seed + i`` and the actions of that row. With ``render``, :meth:`VectorEnv.render` shows row 0.
-    Raises :class:`ConfigError` for an unknown family or id and for spaces that cannot be used.
+    Raises :class:`ConfigError` for an unknown family or id, for spaces that cannot be used, and for
+    whatever the environment's own code raises.
     """
-    return _family(env.family).make_envs(env, num_envs, seed, evaluation=evaluation, render=render)
+    family = _family(env.family)
+    with named(env):
+        return family.make_envs(env, num_envs, seed, evaluation=evaluation, render=render)
 
 
 def env_spec(env: EnvConfig) -> EnvSpec:
@@ -49,7 +57,14 @@ def env_spec(env: EnvConfig) -> EnvSpec:
 
     Raises :class:`ConfigError` as :func:`make_envs` does.
     """
-    return _family(env.family).env_spec(env)
+    family = _family(env.family)
+    with named(env):
+        return family.env_spec(env)
+
+
+def rows_to_try(env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
+    """Return how many environments the check before the start makes in place of ``num_envs``: fewer where rows are copies."""
+    return _family(env.family).rows_to_try(env, num_envs, evaluation=evaluation)
 
 
 def bytes_per_env(env: EnvConfig) -> int:

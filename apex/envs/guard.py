@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from apex.config import ConfigError, EnvConfig
+from apex.envs.foreign import attempt, in_one_line
 from apex.envs.vector import Timestep, VectorEnv
 from apex.say import warn
 
 
 class EnvironmentFailure(RuntimeError):
     """The environments of a role have failed more often than ``env.max_restarts``."""
+
+
+@contextlib.contextmanager
+def refusing(env: EnvConfig, where: str) -> Iterator[None]:
+    """Turn an :class:`EnvironmentFailure` into a :class:`ConfigError` of one line that names ``env.id``."""
+    try:
+        yield
+    except EnvironmentFailure as failure:
+        cause = failure.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from failure
+        raise ConfigError(f"env.id = '{env.id}' fails in {where}: {in_one_line(cause)}") from failure
 
 
 class GuardedEnvs:
@@ -28,32 +42,43 @@ class GuardedEnvs:
     def __init__(self, make: Callable[[int], VectorEnv], most: int, who: str):
         self._make, self._most, self._who = make, most, who
         self.restarts = 0
-        self._envs = make(0)
+        self._envs = self._made()
         self.spec, self.num_envs = self._envs.spec, self._envs.num_envs
 
     def reset(self) -> np.ndarray:
         """Start all rows again; return first observations [V, *observation_shape]."""
         while True:
-            try:
-                return self._checked(self._envs.reset())
-            except Exception as error:
-                self._restart(error)
+            obs, error = attempt(lambda: self._checked(self._envs.reset()))
+            if error is None:
+                return obs
+            self._restart(error)
 
     def step(self, actions: np.ndarray) -> Timestep:
         """Step every row with ``actions`` int[V]."""
-        try:
-            step = self._envs.step(actions)
-            self._checked(step.obs), self._checked(step.last_obs)
-            if step.reward.shape != (self.num_envs,) or not np.isfinite(step.reward).all():
-                raise ValueError(f"rewards {step.reward} are not {self.num_envs} finite numbers")
+        step, error = attempt(lambda: self._checked_step(self._envs.step(actions)))
+        if error is None:
             return step
-        except Exception as error:
-            self._restart(error)
-            return self._begun(self.reset())
+        self._restart(error)
+        return self._begun(self.reset())
+
+    def render(self) -> np.ndarray:
+        """Return a picture of row 0, as :meth:`VectorEnv.render` does."""
+        return self._envs.render()
 
     def close(self) -> None:
-        """Release the environments."""
-        self._envs.close()
+        """Release the environments; those that cannot even close cost a line, not the run."""
+        _, error = attempt(self._envs.close)
+        if error is not None:
+            warn(f"apex: {self._who}: its environments do not close: {in_one_line(error)}")
+
+    def _checked_step(self, step: Timestep) -> Timestep:
+        self._checked(step.obs), self._checked(step.last_obs)
+        if step.reward.shape != (self.num_envs,) or not np.isfinite(step.reward).all():
+            raise ValueError(f"rewards {step.reward} are not {self.num_envs} finite numbers")
+        for name, flags in (("terminated", step.terminated), ("truncated", step.truncated)):
+            if flags.shape != (self.num_envs,):
+                raise ValueError(f"{name} of shape {list(flags.shape)}, expected [{self.num_envs}]")
+        return step
 
     def _checked(self, obs: np.ndarray) -> np.ndarray:
         expected = (self.num_envs, *self.spec.observation_shape)
@@ -67,20 +92,21 @@ class GuardedEnvs:
         no, yes = np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool)
         return Timestep(obs, obs, np.zeros(self.num_envs, np.float32), no, no, valid=no, first=yes)
 
-    def _restart(self, error: Exception) -> None:
+    def _restart(self, error: BaseException) -> None:
         """Tell what failed, and make the environments anew unless that has been done too often."""
-        with contextlib.suppress(Exception):  # what is broken may not close either
-            self._envs.close()
-        made = None
-        while made is None:
-            self._count(error)
-            try:
-                made = self._make(self.restarts)
-            except Exception as another:
-                error = another
-        self._envs = made
+        attempt(self._envs.close)  # what is broken may not close either
+        self._count(error)
+        self._envs = self._made()
 
-    def _count(self, error: Exception) -> None:
+    def _made(self) -> VectorEnv:
+        """Return new environments; each failure to make them counts as a restart."""
+        while True:
+            made, error = attempt(lambda: self._make(self.restarts))
+            if error is None:
+                return made
+            self._count(error)
+
+    def _count(self, error: BaseException) -> None:
         self.restarts += 1
         if self.restarts > self._most:
             why = f"{self._who}: its environments failed {self.restarts} times; env.max_restarts = {self._most}"

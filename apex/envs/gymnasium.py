@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from apex.config import ConfigError, EnvConfig
-from apex.envs.vector import VectorEnv
+from apex.envs.vector import CUT, VectorEnv
 from apex.schema import EnvSpec
 
 BYTES_PER_ENV = 64 << 10
@@ -27,7 +27,7 @@ def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = Fa
     made = _make_vec(env.id, num_envs, "sync" if evaluation else None, render)
     try:
         return VectorEnv(made, _spec_of(env.id, made), seed)
-    except ConfigError:
+    except BaseException:
         made.close()
         raise
 
@@ -44,20 +44,48 @@ def env_spec(env: EnvConfig) -> EnvSpec:
         made.close()
 
 
+def rows_to_try(env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
+    """Return all of a vector implementation, which may take any number in its own way; else 2 at most."""
+    entry = gymnasium.registry.get(env.id.rpartition(":")[2])
+    whole = entry is not None and entry.vector_entry_point is not None and not evaluation
+    return num_envs if whole else min(num_envs, 2)
+
+
 def _make_vec(name: str, num_envs: int, mode: str | None, render: bool) -> gymnasium.vector.VectorEnv:
     _check_id(name)
     options = {}
     if render:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
         options["render_mode"] = "rgb_array"
-    try:
-        made = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode=mode, **options)
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise ConfigError(f"env.id = '{name}' cannot be made: {_one_line(error)}") from error
+    made = gymnasium.make_vec(
+        name, num_envs=num_envs, vectorization_mode=mode, wrappers=_wrappers(name, mode), **options
+    )
     if render and "rgb_array" not in made.metadata.get("render_modes", ()):
         made.close()
         raise ConfigError(f"env.id = '{name}' cannot draw itself (no render mode 'rgb_array')")
     return made
+
+
+def _wrappers(name: str, mode: str | None) -> tuple:
+    """Return the wrappers of each environment; a vector implementation of its own takes none."""
+    entry = gymnasium.registry[name.rpartition(":")[2]]
+    if mode is None and entry.vector_entry_point is not None:
+        return ()
+    if mode == "sync" and entry.entry_point is None:
+        raise ConfigError(
+            f"env.id = '{name}' exists only as a vector environment; evaluation needs single ones, each with "
+            "its own seed (register an entry_point too)"
+        )
+    return (_CutToldInInfo,)
+
+
+class _CutToldInInfo(gymnasium.Wrapper):
+    """A truncation that only ``info`` tells, as before Gym 0.26, is a truncation."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        cut = bool(info.get(CUT, False))
+        return obs, reward, terminated and not cut, truncated or cut, info
 
 
 def _spec_of(name: str, made: gymnasium.vector.VectorEnv) -> EnvSpec:
@@ -66,6 +94,8 @@ def _spec_of(name: str, made: gymnasium.vector.VectorEnv) -> EnvSpec:
         raise ConfigError(f"env.id = '{name}' has actions {_one_line(actions)}; only Discrete(n), from 0 on, can be used")
     if not isinstance(observations, Box):
         raise ConfigError(f"env.id = '{name}' has observations {_one_line(observations)}; only Box can be used")
+    if 0 in observations.shape:
+        raise ConfigError(f"env.id = '{name}' has observations of shape {list(observations.shape)}, without any element")
     dtype = observations.dtype.name if observations.dtype in (np.uint8, np.bool_) else "float32"
     return EnvSpec(tuple(observations.shape), dtype, 1, int(actions.n))
 
@@ -74,19 +104,12 @@ def _check_id(name: str) -> None:
     """Refuse an id that is not registered or is an Atari game; ``module:Id-v0`` imports the module first."""
     module, _, plain = name.rpartition(":")
     if module:
-        _import(name, module)
+        importlib.import_module(module)
     known = gymnasium.registry.get(plain)
     if known is None or "ale_py" in str(known.entry_point):
         _refuse_atari(plain)
     if known is None:
         raise ConfigError(f"env.id = '{name}' is not a registered Gymnasium id; {_nearest_ids(plain)}")
-
-
-def _import(name: str, module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except (ImportError, ValueError, TypeError) as error:  # not there, or no module's name
-        raise ConfigError(f"env.id = '{name}': {_one_line(error)}") from error
 
 
 def _refuse_atari(name: str) -> None:

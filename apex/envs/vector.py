@@ -15,6 +15,9 @@ from gymnasium.vector import AutoresetMode
 from apex.config import ConfigError
 from apex.schema import EnvSpec
 
+CUT = "TimeLimit.truncated"
+"""The key of ``info`` in which environments made for Gym before 0.26 tell a truncation."""
+
 
 class Timestep(NamedTuple):
     """What one vector step gave. All arrays are fresh: the environment never writes to them again.
@@ -76,6 +79,7 @@ class VectorEnv:
         reward = np.where(valid, reward, 0).astype(np.float32)
         terminated = np.logical_and(terminated, valid)
         truncated = np.logical_and(truncated, valid) & ~terminated
+        terminated, truncated = self._heed_info(info, terminated, truncated, valid)
         obs, last_obs, first = self._settle(self._observations(raw), terminated | truncated, info)
         return Timestep(obs, last_obs, reward, terminated, truncated, valid, first)
 
@@ -93,6 +97,15 @@ class VectorEnv:
         """Return observations [k, *observation_shape], C-contiguous, in the spec's dtype."""
         obs = np.array(raw, self.spec.frame_dtype, copy=self._copy, order="C")
         return obs.reshape(len(obs), *self.spec.observation_shape)
+
+    def _heed_info(self, info, terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray):
+        """Return (terminated, truncated), where rows that only ``info`` calls cut are truncated."""
+        cut = cut_rows(info, self.num_envs) & valid
+        if not cut.any():
+            return terminated, truncated
+        if self._mode is not AutoresetMode.DISABLED and (cut & ~(terminated | truncated)).any():
+            raise ValueError(f"info['{CUT}'] is set for a row that has not ended, and that only the environment can reset")
+        return terminated & ~cut, truncated | cut
 
     def _settle(self, obs: np.ndarray, done: np.ndarray, info: dict):
         """Return (obs, last_obs, first) after a step that returned ``obs`` and ended ``done`` rows."""
@@ -118,6 +131,22 @@ class VectorEnv:
         if "final_obs" not in info:
             raise RuntimeError("a SAME_STEP environment ended an episode without info['final_obs']")
         return self._observations(np.stack(list(info["final_obs"][done])))
+
+
+def cut_rows(info, num_envs: int) -> np.ndarray:
+    """Return bool[V], the rows whose ``info`` tells a truncation.
+
+    ``info`` is a dictionary of arrays [V] with masks (``_key``), or one dictionary a row; with SAME_STEP the
+    last step's is in ``info["final_info"]``, in either form.
+    """
+    if not isinstance(info, dict):
+        return np.array([bool(row) and bool(row.get(CUT)) for row in info], bool)
+    cut = np.zeros(num_envs, bool)
+    if CUT in info:
+        cut |= np.asarray(info[CUT], bool) & np.asarray(info.get(f"_{CUT}", True), bool)
+    if "final_info" in info:
+        cut |= cut_rows(info["final_info"], num_envs)
+    return cut
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv) -> AutoresetMode:

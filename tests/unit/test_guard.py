@@ -11,7 +11,7 @@ from actors.actor import Actor
 from actors.evaluator import Episodes, Evaluator
 from apex.checkpoint_files import Announcement, Reply
 from apex.config import load
-from apex.envs import EnvironmentFailure, GuardedEnvs, env_spec
+from apex.envs import EnvironmentFailure, GuardedEnvs, env_spec, make_envs
 from apex.policy import Policy
 
 FLAVOURS = ("next_step", "same_step", "disabled")
@@ -146,7 +146,7 @@ def test_an_actor_goes_on_and_counts_and_forgets_what_the_cut_episodes_had_earne
 def test_an_evaluation_in_which_environments_failed_starts_again(breaking, monkeypatch):
     evaluator = Evaluator(breaking, env_spec(breaking.env), NoPort)
     monkeypatch.setattr(Policy, "q_values", lambda policy, obs: np.tile([1.0, 0.0], (len(obs), 1)))  # falls within 8 to 10 steps
-    evaluator._episodes = Episodes(evaluator._envs, 0.0, 0)
+    evaluator._episodes = Episodes(evaluator._envs, 0.0, 0, 1000)
     Breaking.steps = 15
     while evaluator._episodes is not None:
         evaluator._step()
@@ -175,3 +175,58 @@ def test_an_evaluators_restarts_are_in_checkpoints_and_counted_on_from_there(bre
     resumed.report()
     assert resumed.counters["env_restarts"] == 3
     resumed.close()
+
+
+# --- episodes that never end ------------------------------------------------------------------------
+
+
+class Endless(gymnasium.Env):
+    """It gives a reward of 1 for ever."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (3,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, **options):
+        pass
+
+    def reset(self, **options):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 1.0, False, False, {}
+
+
+@pytest.fixture
+def endless():
+    gymnasium.register("Endless-v0", Endless)
+    yield load("cartpole", ["env.id=Endless-v0", "env.max_episode_frames=40", "evaluator.episodes=2"])
+    del gymnasium.registry["Endless-v0"]
+
+
+def evaluate(evaluator):
+    """Make one whole evaluation."""
+    evaluator._begin()
+    for _ in range(1000):
+        if evaluator._episodes is None:
+            return
+        evaluator._step()
+
+
+def test_evaluation_episodes_that_never_end_are_cut_and_one_line_says_so_once(endless, monkeypatch, capsys):
+    evaluator = Evaluator(endless, env_spec(endless.env), NoPort)
+    monkeypatch.setattr(Policy, "q_values", lambda policy, obs: np.tile([1.0, 0.0], (len(obs), 1)))
+    evaluate(evaluator), evaluate(evaluator)
+    assert evaluator.counters["evaluations"] == 2 and evaluator.counters["eval_return"] == 41
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "apex: evaluator: 2 of 2 episodes had not ended after 41 steps and were cut (env.max_episode_frames; "
+        "their returns count so far)"
+    ]
+    evaluator.close()
+
+
+def test_episodes_that_end_are_not_said_to_be_cut():
+    env = load("cartpole", ["env.id=CartPole-v1"]).env
+    episodes = Episodes(make_envs(env, 3, 0, evaluation=True), 0.0, 0, 500)
+    while not episodes.done:
+        episodes.step(lambda obs: np.tile([1.0, 0.0], (len(obs), 1)))
+    assert episodes.complaint() is None and episodes.lengths.max() < 20
