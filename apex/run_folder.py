@@ -2,7 +2,8 @@
 
 ::
 
-    runs/latest -> <preset>-<YYYYmmdd-HHMMSS>-s<seed>/
+    runs/latest -> <preset>-<YYYYmmdd-HHMMSS>-s<seed>/.without-events/   links to all below but tensorboard/
+    runs/<preset>-<YYYYmmdd-HHMMSS>-s<seed>/
         config.toml    the resolved configuration
         metrics.jsonl  one row of the log a line
         result.json    how the run ended, written once
@@ -11,6 +12,9 @@
         stacks/        where ranks were that hung, or waited for one that did
         checkpoints/   latest.pt and best.pt: networks; step-*/: all that a run resumes from
         tensorboard/   metrics-lost.jsonl: rows from after the checkpoint that the run was resumed from
+
+TensorBoard follows links and shows each folder with events as a run of its own. ``latest`` leads to a view of the newest
+run without them, so that ``tensorboard --logdir runs`` shows every run once.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable
@@ -33,6 +38,10 @@ from apex.say import warn
 REASONS = ("target_return", "learner_steps", "wall_s", "signal", "error")
 """Why a run ended: the limit of the configuration it reached, a signal, or an exception."""
 _RESERVE_BYTES = 64 << 10
+
+
+_VIEW = ".without-events"
+_IN_VIEW = ("config.toml", "metrics.jsonl", "metrics-lost.jsonl", "result.json", "error.txt", "stacks", "skipped", "checkpoints")
 
 
 def create(directory, preset: str, seed: int) -> Path:
@@ -65,11 +74,26 @@ def _point_latest_at(folder: Path) -> None:
         return
     temporary = _temporary_name(latest)
     try:
-        temporary.symlink_to(folder.name)
+        _make_view(folder / _VIEW)
+        temporary.symlink_to(Path(folder.name, _VIEW))
         os.replace(temporary, latest)
     except OSError as error:  # a file system without symbolic links is no reason not to train
         temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder / _VIEW, ignore_errors=True)
         warn(f"warning: {latest} could not be updated: {error.strerror}")
+
+
+def _make_view(view: Path) -> None:
+    """Make a folder of links to what the run beside it has, or will have, except what TensorBoard reads."""
+    view.mkdir()
+    for name in _IN_VIEW:
+        (view / name).symlink_to(Path("..", name))
+
+
+def _followed(path: Path) -> Path:
+    """Return the folder that ``path`` is or leads to: of a view, the run's."""
+    folder = path.parent / os.readlink(path) if path.is_symlink() else path
+    return folder.parent if folder.name == _VIEW else folder
 
 
 def resolve(run: str, directory="runs") -> Path:
@@ -80,7 +104,7 @@ def resolve(run: str, directory="runs") -> Path:
     """
     for folder in (Path(directory) / run, Path(run)):
         if _is_run(folder):
-            return folder.parent / os.readlink(folder) if folder.is_symlink() else folder
+            return _followed(folder)
     names = [path.name for path in Path(directory).glob("*") if _is_run(path)]
     if not names:
         raise ConfigError(f"no run '{run}': there are no runs in {directory}")
@@ -95,10 +119,10 @@ def _is_run(folder: Path) -> bool:
 
 
 class RunFolder:
-    """What is read from and written to the folder of one run, which exists."""
+    """What is read from and written to the folder of one run, which exists; ``path`` may be ``latest``."""
 
     def __init__(self, path):
-        self.path = Path(path)
+        self.path = _followed(Path(path))
         self.config_path = self.path / "config.toml"
         self.metrics_path = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from apex.config import ConfigError
-from launch import bench_report, bench_rivals
+from launch import bench_report, bench_rivals, output_file
 from launch.bench_rivals import REFERENCE, Rival
 
 LEAVES, LEAST_LEAVES, MOST_LEAVES = 1 << 21, 50, 1 << 24
@@ -64,18 +64,18 @@ def run(
     bench_rivals.load_native()
     names, left_out = bench_rivals.choose(indexes)
     core = _core(core)
-    for option, path in (("--json", json_path), ("--png", png_path)):
-        check_writable(option, path)
+    json_out = output_file.asked_for("--json", json_path, output_file.JSON)
+    png_out = output_file.asked_for("--png", png_path, output_file.PICTURE)
     budget_s = budget_s or (QUICK_S if quick else FULL_S)
     with _one_core(core), _one_thread():
         rivals, failed = _fill(names, leaves, must=indexes is not None)
         rows = Bench(rivals, leaves, _QUICK_REPETITIONS if quick else _FULL_REPETITIONS).measure(start + budget_s, bench_report.progress())
     machine = bench_report.machine(rivals, core) | {"leaves": leaves, "seconds": budget_s, "left_out": left_out + failed}
     bench_report.show(machine, rows)
-    if json_path is not None:
-        bench_report.write_json(json_path, machine, rows)
-    if png_path is not None:
-        bench_report.write_png(png_path, machine, rows)
+    if json_out is not None:
+        bench_report.write_json(json_out, machine, rows)
+    if png_out is not None:
+        bench_report.write_png(png_out, machine, rows)
     return 0
 
 
@@ -89,20 +89,6 @@ def _core(asked: int | None) -> int | None:
     if asked is not None and asked not in available:
         raise ConfigError(f"--core {asked} is not available; choices: {', '.join(map(str, available))}")
     return available[-1] if asked is None else asked
-
-
-def check_writable(option: str, path: Path | None) -> None:
-    """Raise :class:`ConfigError` where the file that ``option`` names could not be written at the end."""
-    if path is None:
-        return
-    new = not os.path.lexists(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-        if new:
-            path.unlink()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{option} {path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ while: each process's own share of it (PSS), so that what ranks lend each other 
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,8 @@ import numpy as np
 from apex import topology as topologies
 from apex.config import ConfigError
 from apex.say import say
-from launch import leftovers, synthetic
-from launch.bench_index import check_writable
-from launch.bench_report import machine, refusing
+from launch import leftovers, output_file, synthetic
+from launch.bench_report import machine, write_json
 from launch.compare_run import Failed, Job, command, read_ranks, summarise
 
 PAPER_TRANSITIONS_PER_S, PAPER_BATCHES_PER_S = 12_500.0, 19.0
@@ -47,7 +45,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Options))
 
 def run(options: Options, json_path: Path | None) -> int:
     """Run, print, write; return 0 if both rates were held, else 1. Raises :class:`ConfigError` where it cannot be run."""
-    check_writable("--json", json_path)
+    out = output_file.asked_for("--json", json_path, output_file.JSON)
     if options.transport not in ("mpi", "zmq"):
         raise ConfigError(f"--transport {options.transport}: apex bench rates measures mpi or zmq")
     if not all(0 < getattr(options, name) < np.inf for name in (*_RATES, "seconds")):
@@ -58,9 +56,8 @@ def run(options: Options, json_path: Path | None) -> int:
         raise ConfigError(f"apex bench rates: {failed}") from None
     about = machine([], None)
     _show(about, options, row)
-    if json_path is not None:
-        with refusing(json_path):
-            json_path.write_text(json.dumps({"machine": about, "rows": [row]}, indent=1) + "\n")
+    if out is not None:
+        write_json(out, about, [row])
     return 0 if row["held"] else 1
 
 

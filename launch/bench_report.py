@@ -11,9 +11,9 @@ import platform
 import re
 from pathlib import Path
 
-from apex.config import ConfigError
 from apex.say import Stream
 from launch.bench_rivals import REFERENCE, Rival
+from launch.output_file import OutputFile
 
 _SEED_COLUMNS = {
     "python": "pure Python µs",
@@ -179,13 +179,12 @@ def _best_caller(rows: list[dict], name: str, cache: str) -> dict[int, dict]:
 # --- files ------------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, machine: dict, rows: list[dict]) -> None:
+def write_json(out: OutputFile, machine: dict, rows: list[dict]) -> None:
     """Write ``{"machine": ..., "rows": [...]}``; raises :class:`ConfigError` if it cannot be written."""
-    with refusing(path):
-        path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1, allow_nan=False) + "\n")
+    out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1, allow_nan=False) + "\n")
 
 
-def write_png(path: Path, machine: dict, rows: list[dict]) -> None:
+def write_png(out: OutputFile, machine: dict, rows: list[dict]) -> None:
     """Draw hot updates against k (left) and how many times faster a step is than with the reference (right)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -198,17 +197,7 @@ def write_png(path: Path, machine: dict, rows: list[dict]) -> None:
     for panel in (left, right):
         panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{machine['leaves']} leaves, one core of {machine['cpu']}", fontsize="medium")
-    with refusing(path):
-        figure.savefig(path, format="png", dpi=150)
-
-
-@contextlib.contextmanager
-def refusing(path: Path):
-    """Turn what the system says against writing ``path`` into a :class:`ConfigError`."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    out.write_figure(figure)
 
 
 def _draw_updates(panel, rows: list[dict]) -> None:

@@ -7,7 +7,6 @@ of its processes over a window that begins when the learner has made its first s
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from apex.config import ConfigError
 from apex.run_folder import RunFolder
 from apex.say import say
 from apex.topology import Topology
-from launch import job, leftovers, world
+from launch import job, leftovers, output_file, world
 from launch.rank import RUN_FOLDER_VARIABLE
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
@@ -45,11 +44,9 @@ class Moment:
 
 def run(preset: str, actors: int, seconds: float, overrides: list[str], json_path: Path | None) -> int:
     """Measure, print, write; return the exit status. Raises :class:`ConfigError` where an argument cannot be met."""
-    from launch.bench_index import check_writable
-    from launch.bench_report import machine, refusing
+    from launch.bench_report import machine, write_json
 
-    check_writable("--json", json_path)
-
+    out = output_file.asked_for("--json", json_path, output_file.JSON)
     with leftovers.folder("apex-bench-") as directory:
         settings = [*_ALWAYS, f"run.directory={directory}", f"actor.count={actors}", *overrides]
         config = configuration.load(preset, settings)
@@ -60,9 +57,8 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
     rows = [_summary(preset, config.run.transport, actors, first, last, row)]
     about = machine([], None)
     _show(about, rows)
-    if json_path is not None:
-        with refusing(json_path):
-            json_path.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+    if out is not None:
+        write_json(out, about, rows)
     return 0
 
 

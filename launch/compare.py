@@ -19,8 +19,7 @@ from pathlib import Path
 
 from apex import config as configuration
 from apex.config import ConfigError, nearest
-from launch import compare_report, compare_run, copy_rate, world
-from launch.bench_index import check_writable
+from launch import compare_report, compare_run, copy_rate, output_file, world
 from launch.compare_run import Case
 
 TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
@@ -99,17 +98,18 @@ def run(
     """
     options = options.checked()
     _refuse_inside_a_world()
-    for option, path in (("--json", json_path), ("--png", png_path), ("--report", report_path)):
-        check_writable(option, path)
+    json_out = output_file.asked_for("--json", json_path, output_file.JSON)
+    png_out = output_file.asked_for("--png", png_path, output_file.PICTURE)
+    report_out = output_file.asked_for("--report", report_path, output_file.MARKDOWN)
     machine = compare_report.machine() | {"memcpy_mb_per_s": copy_rate.rates(), "command": command}
     with _interrupted_by_signals():
         rows, left_out = measured(options, measure)
     machine |= {"load_after": round(os.getloadavg()[0], 2), "left_out": left_out}
     comparison = compare_report.Comparison(machine, rows, options.baseline)
     comparison.show()
-    for path, write in ((json_path, comparison.write_json), (png_path, comparison.write_png), (report_path, comparison.write_report)):
-        if path is not None:
-            write(path)
+    for out, write in ((json_out, comparison.write_json), (png_out, comparison.write_png), (report_out, comparison.write_report)):
+        if out is not None:
+            write(out)
     return 0 if any("error" not in row for row in rows) else 1
 
 

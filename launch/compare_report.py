@@ -13,9 +13,9 @@ from pathlib import Path
 
 from apex.say import Stream
 from launch import bench_report, job
-from launch.bench_report import refusing
 from launch.compare_run import METRICS
 from launch.mpirun import find_mpirun
+from launch.output_file import OutputFile
 
 _WIDTH = 160  # of what is printed, where that is no terminal
 _QUIET = 0.25  # load a core below which cores are taken to be free
@@ -242,15 +242,13 @@ class Comparison:
             table.add_row(str(cell.actors), cell.transport, *(texts[key].replace("[", "\\[") for key in columns))
         return table
 
-    def write_json(self, path: Path) -> None:
+    def write_json(self, out: OutputFile) -> None:
         """Write ``{"machine": ..., "rows": [...]}``; raises :class:`ConfigError` if it cannot be written."""
-        with refusing(path):
-            path.write_text(json.dumps({"machine": self.machine, "rows": self.rows}, indent=1, allow_nan=False) + "\n")
+        bench_report.write_json(out, self.machine, self.rows)
 
-    def write_report(self, path: Path) -> None:
+    def write_report(self, out: OutputFile) -> None:
         """Write the comparison as Markdown; raises :class:`ConfigError` if it cannot be written."""
-        with refusing(path):
-            path.write_text(self.markdown(), encoding="utf-8")
+        out.write_text(self.markdown())
 
     def markdown(self) -> str:
         """Return the report."""
@@ -268,7 +266,7 @@ class Comparison:
             parts.append("## Failed\n\n" + "\n".join(f"- {line}" for line in self.failures()))
         return "\n\n".join([*parts, f"## How to read this\n\n{_EXPLANATION}"]) + "\n"
 
-    def write_png(self, path: Path) -> None:
+    def write_png(self, out: OutputFile) -> None:
         """Draw intake by actor count (left) and its ratio to the baseline (right); raises :class:`ConfigError` if it cannot be written."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -289,8 +287,7 @@ class Comparison:
             panel.spines[["top", "right"]].set_visible(False)
         left.legend(frameon=False, fontsize="small")
         figure.suptitle(f"{self.machine['cpu']}, {self.machine['cores']} cores", fontsize="medium")
-        with refusing(path):
-            figure.savefig(path, format="png", dpi=150)
+        out.write_figure(figure)
 
     def _draw(self, panel, workload: str, value) -> None:
         colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(row["transport"] for row in self.rows))}

@@ -15,9 +15,10 @@ from apex.say import say
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared import make_desk, neighbours
 from launch import doctor_facts as facts
-from launch import job, leftovers, memory, mpirun, preflight, spawn, world
+from launch import job, leftovers, memory, mpirun, output_file, preflight, spawn, world
 from launch.doctor_checks import OK, WARNING, WRONG, Finding, findings
 from launch.doctor_facts import Patient
+from launch.output_file import OutputFile
 
 REPORT_VARIABLE, RANKS_VARIABLE = "APEX_DOCTOR_REPORT", "APEX_DOCTOR_RANKS"  # set for the ranks of a world that this starts
 _SAMPLE = 8  # most ranks of a world that this starts
@@ -29,6 +30,8 @@ def run(config: Config | None, ranks: int | None, json_path: Path | None, argume
     if config is not None and config.run.transport == "local":
         raise ConfigError("run.transport = 'local' has no ranks to look at; leave it out")
     told = _told()
+    tells = REPORT_VARIABLE not in os.environ and (told is None or told[0] == LEARNER_RANK)
+    out = output_file.asked_for("--json", json_path, output_file.JSON) if tells else None
     if told is None:
         report = _in_a_sample(config, ranks, arguments)
     elif ranks not in (None, told[1]) and RANKS_VARIABLE not in os.environ:
@@ -38,7 +41,7 @@ def run(config: Config | None, ranks: int | None, json_path: Path | None, argume
         if REPORT_VARIABLE in os.environ:
             _leave(report)
             return 0
-    return 0 if report is None else _tell(report, json_path)
+    return 0 if report is None else _tell(report, out)
 
 
 def _told() -> tuple[int, int] | None:
@@ -186,7 +189,7 @@ def _without_a_world(config: Config | None, complaint: str) -> dict:
     return _report(patient)
 
 
-def _tell(report: dict, json_path: Path | None) -> int:
+def _tell(report: dict, out: OutputFile | None) -> int:
     """Print the report, one finding a line; return the exit status."""
     told = [Finding(**finding) for finding in report["findings"]]
     for finding in told:
@@ -195,13 +198,6 @@ def _tell(report: dict, json_path: Path | None) -> int:
             say(f"{'':<21} fix: {finding.fix}")
     count = {level: sum(finding.level == level for finding in told) for level in (OK, WARNING, WRONG)}
     say(f"apex: {count[WRONG]} wrong, {count[WARNING]} to look at, {count[OK]} ok")
-    if json_path is not None:
-        _write(json_path, report)
+    if out is not None:
+        out.write_text(json.dumps(report, indent=2) + "\n")
     return 1 if count[WRONG] else 0
-
-
-def _write(path: Path, report: dict) -> None:
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from None

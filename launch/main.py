@@ -10,7 +10,7 @@ from pathlib import Path
 
 from apex import config as configuration
 from apex.config import ConfigError
-from apex.say import drop_unwritten, open_missing, say, warn
+from apex.say import drop_unwritten, open_missing, warn
 from launch import world
 from launch.options import Parser
 from launch.submit import KINDS
@@ -99,15 +99,15 @@ def _add_playback(commands) -> None:
         parser.add_argument("--seed", type=_natural, help="seed of the first episode (default: the run's evaluator.seed)")
     evaluate.add_argument("--episodes", type=_positive, metavar="N", help="episodes (default: the run's evaluator.episodes)")
     evaluate.set_defaults(run_command=_evaluate)
-    play.add_argument("--gif", required=True, type=Path, metavar="FILE", help="file to write")
+    play.add_argument("--gif", required=True, type=Path, metavar="FILE", help=".gif file to write")
     play.add_argument("--frames", type=_positive, default=1000, help="most frames to film (default: 1000)")
     play.set_defaults(run_command=_play)
 
 
 def _add_plot(commands) -> None:
-    plot = commands.add_parser("plot", help="draw learning curves", description="Draw the learning curves of one or more runs as a PNG.")
+    plot = commands.add_parser("plot", help="draw learning curves", description="Draw the learning curves of one or more runs.")
     plot.add_argument("runs", nargs="*", default=["latest"], help="folders, names in runs/, or latest (the default)")
-    plot.add_argument("--out", type=Path, default=Path("curve.png"), metavar="FILE", help="file to write (default: curve.png)")
+    plot.add_argument("--out", type=Path, default=Path("curve.png"), metavar="FILE", help=".png, .pdf or .svg file to write (default: curve.png)")
     plot.set_defaults(run_command=_plot)
 
 
@@ -255,9 +255,12 @@ def _play(options, arguments: list[str]) -> int:
 
 def _plot(options, arguments: list[str]) -> int:
     from apex.run_folder import resolve
+    from launch import output_file
     from launch.plot import learning_curve
 
-    say(f"apex: {learning_curve([resolve(run) for run in options.runs], options.out)}")
+    out = output_file.OutputFile("--out", options.out, output_file.PICTURE)
+    runs = {folder.resolve(): folder for folder in map(resolve, options.runs)}  # runs/* also gives runs/latest
+    learning_curve(list(runs.values()), out)
     return 0
 
 

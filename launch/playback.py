@@ -16,6 +16,7 @@ from apex.envs import GuardedEnvs, env_spec, make_envs
 from apex.envs.guard import refusing
 from apex.run_folder import RunFolder, resolve
 from apex.say import say, warn
+from launch.output_file import FILM, OutputFile
 
 CHECKPOINTS = ("best", "latest")
 
@@ -92,22 +93,13 @@ def evaluate(run: str, which: str | None, episodes: int | None, seed: int | None
 
 def play(run: str, which: str | None, gif: Path, seed: int | None, max_frames: int) -> int:
     """Write one greedy episode as an animated GIF; return the exit status."""
-    _check_gif(gif)
+    out = OutputFile("--gif", gif, FILM)
     player = Player(run, which)
     frames: list[np.ndarray] = []
     played = player.play(1, player.config.evaluator.seed if seed is None else seed, True, lambda envs: _film(envs, frames, max_frames))
-    _write_gif(frames, gif)
-    say(f"apex: {gif}: {len(frames)} frames of {played.lengths[0]} steps, return {played.returns[0]:.1f}, from {player.path}")
+    about = f"{len(frames)} frames of {played.lengths[0]} steps, return {played.returns[0]:.1f}, from {player.path}"
+    out.write(lambda path: _write_gif(frames, path), about)
     return 0
-
-
-def _check_gif(gif: Path) -> None:
-    if gif.suffix.lower() != ".gif":
-        raise ConfigError(f"--gif {gif}: the file name must end in .gif")
-    if gif.is_dir():
-        raise ConfigError(f"--gif {gif} is a folder; name a file")
-    if not gif.resolve().parent.is_dir():
-        raise ConfigError(f"--gif {gif}: there is no folder {gif.resolve().parent}")
 
 
 def _film(envs, frames: list[np.ndarray], max_frames: int) -> None:

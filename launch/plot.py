@@ -7,25 +7,19 @@ from pathlib import Path
 
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
+from launch.output_file import OutputFile
 
 _UNITS = ((2 * 3600, 3600, "h"), (600, 60, "min"), (0, 1, "s"))
 
 
-def learning_curve(runs: list[Path], out: Path) -> Path:
-    """Draw the runs over each other into the PNG ``out`` and return it.
+def learning_curve(runs: list[Path], out: OutputFile) -> None:
+    """Draw the runs over each other.
 
     Left: return against wall time. Right: against env frames, or agent steps where the two are
     the same. Faint lines are training episodes, marked lines greedy evaluations; a dashed line is
     the target of runs that stop at one. Raises :class:`ConfigError` if no run has a row.
     """
-    out = Path(out)
-    figure = _figure([Path(run) for run in runs])
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, format="png", dpi=150)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
-    return out
+    out.write_figure(_figure([Path(run) for run in runs]))
 
 
 def _figure(runs: list[Path]):

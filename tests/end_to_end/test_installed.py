@@ -19,7 +19,9 @@ TAKES_S = 600  # compiling and copying, on a busy machine
 
 
 def tracked() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    """Return the files that belong to the checkout."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout: no list of the files that belong to it")
     return [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]

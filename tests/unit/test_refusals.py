@@ -146,7 +146,7 @@ def test_a_preset_file_that_is_not_there_is_said_to_be_missing(capsys, name):
         (["train", "cartpole", "--seed", "x"], "--seed 'x' must be a whole number"),
         (["train", "cartpole", "--transport", "mpii"], "--transport 'mpii' is not a choice; did you mean 'mpi'"),
         (["train", "cartpole", "--tolerate", "x"], "--tolerate 'x' is not a choice"),
-        (["train", "cartpole", "--tolerate", "actors", "--transport", "local"], "--tolerate 'actors' needs a process for each role; --transport"),
+        (["train", "cartpole", "--tolerate", "actors", "--transport", "local"], "--tolerate 'actors' needs a process for each"),
         (["train", "--resume", "no-such-run"], "--resume no-such-run: "),
         (["submit", "cartpole", "--seed", "-1"], "--seed -1 is too small"),
         (["submit", "cartpole", "--transport", "local"], "--transport 'local' cannot run on many nodes"),

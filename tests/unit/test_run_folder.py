@@ -33,7 +33,7 @@ def at_once(count, call):
 
 
 def leftovers(path):
-    return [p.name for p in path.iterdir() if p.name.startswith(".")]
+    return [p.name for p in path.iterdir() if p.name.startswith(".") and p.is_file()]
 
 
 def result_of(**changes):
@@ -52,7 +52,7 @@ def test_a_folder_is_named_after_preset_time_and_seed(tmp_path, monkeypatch):
 def test_twenty_threads_that_create_at_once_get_twenty_folders(tmp_path):
     folders = at_once(20, lambda _: create(tmp_path, "cartpole", 0))
     assert len(set(folders)) == 20 and all(folder.is_dir() for folder in folders)
-    assert (tmp_path / "latest").resolve() in [folder.resolve() for folder in folders]
+    assert resolve("latest", tmp_path) in folders
     assert leftovers(tmp_path) == []
 
 
@@ -66,9 +66,39 @@ def test_processes_that_create_at_once_get_different_folders(tmp_path):
 def test_latest_is_a_relative_link_to_the_newest_run(tmp_path):
     create(tmp_path / "runs", "a", 0)
     newest = create(tmp_path / "runs", "b", 0)
-    assert os.readlink(tmp_path / "runs" / "latest") == newest.name
+    assert not os.path.isabs(os.readlink(tmp_path / "runs" / "latest"))
     (tmp_path / "runs").rename(tmp_path / "moved")
-    assert (tmp_path / "moved" / "latest").resolve() == (tmp_path / "moved" / newest.name).resolve()
+    assert resolve("latest", tmp_path / "moved") == tmp_path / "moved" / newest.name
+
+
+def test_what_a_run_leaves_is_found_by_way_of_latest(tmp_path):
+    real, latest = RunFolder(create(tmp_path, "a", 0)), tmp_path / "latest"
+    real.write_config("[run]\nseed = 3\n")
+    real.append_row({"wall_s": 1.0})
+    (real.checkpoints / "best.pt").write_text("weights")
+    assert RunFolder(latest).write_result({"a": 1}) and real.result() == {"a": 1}
+    shell = f"cd {latest}; cat config.toml metrics.jsonl checkpoints/best.pt result.json error.txt"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
+    assert all(part in done.stdout for part in ("seed = 3", '"wall_s": 1.0', "weights", '"a": 1')) and "No such file" in done.stderr
+
+
+def test_tensorboard_finds_every_run_once(tmp_path):
+    from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
+
+    runs = [RunFolder(create(tmp_path / where, "a", 0)) for where in ("runs", "runs", "runs/job-7")]
+    for run in runs:
+        run.tensorboard.mkdir()
+        (run.tensorboard / "events.out.tfevents.1.host").touch()
+    assert sorted(GetLogdirSubdirectories(str(tmp_path / "runs"))) == sorted(str(run.tensorboard) for run in runs)
+    found = [folder for folder, _, files in os.walk(tmp_path, followlinks=True) if any("tfevents" in name for name in files)]
+    assert sorted(found) == sorted(str(run.tensorboard) for run in runs)  # so does its server in Rust look
+
+
+def test_a_link_of_an_earlier_version_still_leads_to_its_run(tmp_path):
+    folder = create(tmp_path, "a", 0)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to(folder.name)
+    assert resolve("latest", tmp_path) == folder == RunFolder(tmp_path / "latest").path
 
 
 def test_latest_exists_at_every_moment_while_it_is_repointed(tmp_path):
@@ -103,7 +133,7 @@ def test_a_real_folder_called_latest_is_left_alone_with_one_line_of_warning(tmp_
 def test_a_link_to_a_removed_run_is_replaced(tmp_path):
     (tmp_path / "latest").symlink_to("gone")
     folder = create(tmp_path, "cartpole", 0)
-    assert os.readlink(tmp_path / "latest") == folder.name
+    assert resolve("latest", tmp_path) == folder
 
 
 def test_a_file_system_without_links_costs_only_the_link(tmp_path, monkeypatch, capsys):

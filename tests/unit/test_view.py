@@ -8,6 +8,7 @@ from apex.config import ConfigError
 from apex.metrics import ROW_FIELDS, Hub
 from apex.run_folder import RunFolder
 from launch import plot, view
+from launch.output_file import PICTURE, OutputFile
 
 ROW = dict.fromkeys(ROW_FIELDS) | {
     "wall_s": 12.34, "learner_steps": 4210, "learner_steps_per_s": 512.3, "agent_steps": 83_456, "env_frames": 83_456,
@@ -178,11 +179,12 @@ def test_a_target_that_ends_nothing_is_not_drawn(tmp_path):
 
 
 def test_the_curve_is_a_png_even_in_a_new_folder(tmp_path):
-    out = plot.learning_curve([write_run(tmp_path / "a")], tmp_path / "new" / "curve.png")
-    assert out.read_bytes().startswith(b"\x89PNG")
+    path = tmp_path / "new" / "curve.png"
+    plot.learning_curve([write_run(tmp_path / "a")], OutputFile("--out", path, PICTURE))
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_without_a_row_are_refused_by_name(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"no rows in .*empty"):
-        plot.learning_curve([tmp_path / "empty"], tmp_path / "out.png")
+        plot.learning_curve([tmp_path / "empty"], OutputFile("--out", tmp_path / "out.png", PICTURE))
