@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import itertools
-import json
 import statistics
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 from apex.say import Stream
 from launch import bench_report, job

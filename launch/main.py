@@ -107,7 +107,8 @@ def _add_playback(commands) -> None:
 def _add_plot(commands) -> None:
     plot = commands.add_parser("plot", help="draw learning curves", description="Draw the learning curves of one or more runs.")
     plot.add_argument("runs", nargs="*", default=["latest"], help="folders, names in runs/, or latest (the default)")
-    plot.add_argument("--out", type=Path, default=Path("curve.png"), metavar="FILE", help=".png, .pdf or .svg file to write (default: curve.png)")
+    about = ".png, .pdf or .svg file to write (default: curve.png)"
+    plot.add_argument("--out", type=Path, default=Path("curve.png"), metavar="FILE", help=about)
     plot.set_defaults(run_command=_plot)
 
 
