@@ -5,13 +5,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 
 from actors.intake import pool_rows
 from apex import envs
 from apex.config import Config, ConfigError
 from apex.schema import EnvSpec, intake_layout, sample_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from launch.memory_limits import available_bytes
 from replay_rank.service import memory_bytes
 
 _PROCESS_BYTES = 350 * 2**20  # a Python process with torch and the libraries of an environment, measured
@@ -92,23 +92,6 @@ def _one_network_bytes(config: Config, spec: EnvSpec) -> int:
 def _env_bytes(config: Config, role: str) -> int:
     """Return what the environments of a role take."""
     return {ACTOR: config.actor.envs, EVALUATOR: config.evaluator.episodes}.get(role, 0) * envs.bytes_per_env(config.env)
-
-
-def available_bytes() -> int:
-    """Return the memory this machine, or the container this process is in, can still give."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    return min(free, _container_bytes())
-
-
-def _container_bytes() -> int:
-    """Return what a memory limit (cgroup v2, as set by SLURM or a container) leaves, or a huge number."""
-    try:
-        group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-        folder = Path("/sys/fs/cgroup") / group.strip("/")
-        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
-    except (OSError, StopIteration, ValueError):  # no such group, or "max"
-        return 2**62
 
 
 def _gib(nbytes: int) -> str:
