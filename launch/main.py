@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import re
 import sys
 import time
@@ -128,15 +130,15 @@ def _add_bench(commands) -> None:
     system = parts.add_parser("system", help="a whole run of a preset", description=about)
     system.add_argument("--preset", default="pong", help="what is trained (default: pong)")
     system.add_argument("--actors", type=_positive, default=2, metavar="N", help="actors (default: 2)")
-    system.add_argument("--seconds", type=_seconds, default=60.0, metavar="S", help="length of what is measured (default: 60)")
+    system.add_argument("--seconds", type=_above_zero, default=60.0, metavar="S", help="length of what is measured (default: 60)")
     system.add_argument("--set", action="append", default=[], metavar="section.field=value", dest="overrides", help="as for train")
     system.add_argument("--json", type=Path, metavar="FILE", help="write the machine and the rates as JSON")
     system.set_defaults(run_command=_bench_system, short_for={"actors": "actor.count"})
     about = "Tell whether one replay rank holds these rates at once, with synthetic actors and learner; by default those of the paper."
     rates = parts.add_parser("rates", help="given rates in and out at once", description=about)
-    rates.add_argument("--transitions-per-s", type=_seconds, metavar="N", help="of all actors together (default: 12500)")
-    rates.add_argument("--batches-per-s", type=_seconds, metavar="N", help="of 512 samples (default: 19)")
-    rates.add_argument("--seconds", type=_seconds, metavar="S", help="length of what is measured (default: 60)")
+    rates.add_argument("--transitions-per-s", type=_above_zero, metavar="N", help="of all actors together (default: 12500)")
+    rates.add_argument("--batches-per-s", type=_above_zero, metavar="N", help="of 512 samples (default: 19)")
+    rates.add_argument("--seconds", type=_above_zero, metavar="S", help="length of what is measured (default: 60)")
     rates.add_argument("--actors", type=_positive, metavar="N", help="actors (default: 2)")
     rates.add_argument("--transport", metavar="NAME", help="mpi or zmq (default: mpi)")
     rates.add_argument("--json", type=Path, metavar="FILE", help="write the machine and the rates as JSON")
@@ -150,8 +152,8 @@ def _add_compare(commands) -> None:
     compare.add_argument("--transports", help="some of mpi, zmq, mpi-pickle, zmq-pickle (default: all)", **names)
     compare.add_argument("--actors", type=_counts, metavar="N,N", help="actor counts (default: 1,2,4,6)")
     compare.add_argument("--repetitions", type=_positive, metavar="N", help="runs of each (default: 3)")
-    compare.add_argument("--seconds", type=_seconds, metavar="S", help="length of what is measured in a run (default: 3)")
-    compare.add_argument("--preset-seconds", type=_seconds, metavar="S", help="the same for the preset (default: 15)")
+    compare.add_argument("--seconds", type=_above_zero, metavar="S", help="length of what is measured in a run (default: 3)")
+    compare.add_argument("--preset-seconds", type=_above_zero, metavar="S", help="the same for the preset (default: 15)")
     compare.add_argument("--regimes", help="free, busy: a process beside on every core (default: both)", **names)
     compare.add_argument("--workloads", help="some of intake, mixed, preset (default: all)", **names)
     compare.add_argument("--preset", help="what the preset workload trains (default: pong-small)")
@@ -202,11 +204,11 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
 
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a number of seconds") from None
+def _above_zero(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0.0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' must be a number above 0")
 
 
 def _natural(text: str) -> int:

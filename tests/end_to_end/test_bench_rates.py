@@ -30,7 +30,7 @@ def test_rates_that_no_machine_reaches_are_not_held_and_the_status_says_so(run_t
     "asked, complaint",
     [
         (["--transport", "pickle"], "--transport pickle: apex bench rates measures mpi or zmq"),
-        (["--batches-per-s", "0"], "rates and seconds must be above 0"),
+        (["--batches-per-s", "0"], "--batches-per-s: '0' must be a number above 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(run_to_end, asked, complaint):

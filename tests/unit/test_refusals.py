@@ -152,6 +152,8 @@ def test_a_preset_file_that_is_not_there_is_said_to_be_missing(capsys, name):
         (["submit", "cartpole", "--transport", "local"], "--transport 'local' cannot run on many nodes"),
         (["doctor", "cartpole", "--transport", "local"], "--transport 'local' has no ranks to look at"),
         (["bench", "system", "--preset", "cartpole", "--actors", "999999"], "--actors 999999 is too large"),
+        (["bench", "rates", "--seconds", "nan"], "argument --seconds: 'nan' must be a number above 0"),
+        (["bench", "system", "--seconds", "-5"], "argument --seconds: '-5' must be a number above 0"),
         (["train", "cartpole", "--set", "run.seed=-1"], "--set: run.seed = -1 is too small"),
         (["eval", "no-such-run", "--seed", "-1"], "argument --seed: '-1' must be"),
     ],
