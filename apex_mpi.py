@@ -32,9 +32,12 @@ def main() -> int:
             print(_refusal(foreign), file=sys.stderr, flush=True)
         return 2
     sys.meta_path.insert(0, Finder)
+    from launch import beginning
+
+    beginning.end_on_interrupt()  # what is imported now takes a while, in which Ctrl-C may come
     from launch.main import main as run
 
-    return run()
+    return beginning.to_the_end(run)
 
 
 def _is_ours(name: str) -> bool:

@@ -42,6 +42,7 @@ class RunConfig:
     stop_at_target: bool = option(False, "end the run at target_return")
     log_period_s: float = option(2.0, "time between two rows of the log", "s", low=0.01)
     watchdog_s: float = option(60.0, "report a role that has waited this long, for what, and where each rank is", "s", low=0.1)
+    meet_s: float = option(300.0, "end the job if no further rank has come for this long while they meet", "s", low=1.0)
     drain_s: float = option(30.0, "longest wait for messages in flight at the end", "s", low=0.1)
     tolerate: str = option("nobody", "whose loss the run survives: actors and evaluator, or nobody's", choices=("nobody", "actors"))
     silence_s: float = option(30.0, "an acting process not heard of for this long is lost (run.tolerate)", "s", low=5.0)

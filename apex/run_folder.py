@@ -35,8 +35,8 @@ from pathlib import Path
 from apex.config import ConfigError, nearest
 from apex.say import warn
 
-REASONS = ("target_return", "learner_steps", "wall_s", "signal", "error")
-"""Why a run ended: the limit of the configuration it reached, a signal, or an exception."""
+REASONS = ("target_return", "learner_steps", "wall_s", "signal", "killed", "error")
+"""Why a run ended: the limit of the configuration it reached, a signal that asked for it, one that forced it, or an error."""
 _RESERVE_BYTES = 64 << 10
 
 
@@ -197,6 +197,10 @@ class RunFolder:
                 raise
         self.release()
         return write(path, text)
+
+    def remove_error(self) -> None:
+        """Remove ``error.txt``, if there is one."""
+        (self.path / "error.txt").unlink(missing_ok=True)
 
     def error(self) -> str | None:
         """Return the traceback that ended the run, or None."""

@@ -30,6 +30,8 @@ def run(config: Config | None, ranks: int | None, json_path: Path | None, argume
     if config is not None and config.run.transport == "local":
         raise ConfigError("run.transport = 'local' has no ranks to look at; leave it out")
     told = _told()
+    if told is not None and told[0] != LEARNER_RANK and world.is_bare():
+        return 0  # before MPI is loaded: some end the process, and SLURM with it the one that tells
     tells = REPORT_VARIABLE not in os.environ and (told is None or told[0] == LEARNER_RANK)
     out = output_file.asked_for("--json", json_path, output_file.JSON) if tells else None
     if told is None:
@@ -46,13 +48,9 @@ def run(config: Config | None, ranks: int | None, json_path: Path | None, argume
 
 def _told() -> tuple[int, int] | None:
     """Return ``(rank, size)`` as the launcher has it, or None outside a launcher."""
-    try:
-        return world.from_environment()
-    except ConfigError:
-        step = world.from_srun()
-        if step is None:
-            raise
-        return step
+    if world.is_bare():
+        return world.from_srun()
+    return world.from_environment()
 
 
 def _as_rank(config: Config | None, rank: int, size: int) -> dict | None:

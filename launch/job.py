@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from apex import checkpoint_files
@@ -18,11 +18,14 @@ from apex.say import say, warn
 from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
 from launch import hush, spawn, view
-from launch.rank import RUN_FOLDER_VARIABLE, leave_error, write_error_result
+from launch.meeting import RUN_FOLDER_VARIABLE, Meeting
+from launch.rank import leave_error, write_error_result
 from launch.resume import CHECKPOINT_VARIABLE
 
 _RANKS_END_S = 15.0  # once the result is written
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
+_LOOK_AGAIN_S = 0.02
+_BY_SIGNAL = 128  # plus the signal's number: the exit status of what a signal has ended
 ENVIRONMENT = {
     # glibc then keeps large blocks instead of returning them page by page after every batch.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -32,29 +35,47 @@ ENVIRONMENT = {
 """What every rank needs in its environment, whatever starts it; what the user has set wins."""
 
 
+class Asked:
+    """What signals have asked of the launcher: the first for the end of the run, a second Ctrl-C for its end by force."""
+
+    def __init__(self):
+        self.first: signal.Signals | None = None
+        self.is_forced = False
+        on_stop_signals(self._note)
+
+    def _note(self, number, frame) -> None:  # says nothing: what it interrupts may be saying something
+        self.is_forced = self.is_forced or (self.first is not None and number == signal.SIGINT)
+        self.first = self.first or signal.Signals(number)
+
+
 def run(
     launcher: list[str], environment: dict[str, str],
-    config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str],
+    config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str], asked: Asked,
 ) -> int:  # fmt: skip
     """Run ``apex ARGUMENTS`` as the ranks that ``launcher`` starts; return the exit status when all have ended."""
     hushes = config.run.tolerate == "actors" and config.run.transport == "mpi"
+    meeting = Meeting(folder.path, topology, config.run.watchdog_s, config.run.meet_s)
+    meeting.open()
     process = subprocess.Popen(
         [*launcher, *python("launch.main"), *arguments], env=environment_for(environment) | {RUN_FOLDER_VARIABLE: str(folder.path)},
         stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     passing_on = hush.follow(process, hushes)
-    job = _Job(process, folder, config)
+    job = _Job(process, folder, config, meeting, asked)
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # a shell without jobs ignores it
+        signal.signal(signal.SIGTSTP, job.stand_still)
     try:
         resumes = CHECKPOINT_VARIABLE in environment
         view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks", only_new=resumes)
     finally:
         job.end()
+        meeting.close()
         for thread in passing_on:
             thread.join(_LAUNCHER_ENDS_S)
         process.wait()
         spawn.remove_abandoned()
-    return _conclude(config, topology, folder, preset, process.wait())
+    return _conclude(config, topology, folder, preset, job)
 
 
 def python(module: str) -> list[str]:
@@ -81,26 +102,72 @@ def _end_with_parent() -> None:
 
 
 class _Job:
-    """The first signal asks the run to end; a second Ctrl-C ends it by force."""
+    """What the launcher has started, until it has ended: by itself, asked to, at once where no role has begun, or by force."""
 
-    def __init__(self, process: subprocess.Popen, folder: RunFolder, config: Config):
-        self.process, self.folder = process, folder
+    def __init__(self, process: subprocess.Popen, folder: RunFolder, config: Config, meeting: Meeting, asked: Asked):
+        self.process, self.folder, self.asked = process, folder, asked
+        self.reason: str | None = None  # why this process has ended the job, if it has
+        self._meeting, self._is_watched = meeting, config.run.transport == "mpi"  # over ZeroMQ the learner tells
         self._tolerant = config.run.tolerate == "actors"
-        self._asked = self._passed_on = self._forced = False
+        self._told = self._passed_on = False
         self._ends_until: float | None = None
-        self._event_files = self._count_event_files()
-        on_stop_signals(self._on_signal)
+        self._error_before: str | None = None
 
     def is_running(self) -> bool:
         """Return whether to go on waiting; passes on the signal that has arrived since the last call."""
-        # The launcher forwards SIGUSR1 to every rank. One that is still starting would die of it; once the learner
-        # writes its log, all ranks have met.
-        if self._asked and not self._passed_on and self._count_event_files() > self._event_files:
-            self._passed_on = True
-            self.process.send_signal(signal.SIGUSR1)
+        if self.process.poll() is not None:
+            return False
+        self._tell_of_signals()
+        self.reason = self._reason_to_end()
+        self._error_before = self.folder.error()
         # A launcher that outlives its ranks may outlive the one that the run cannot go on without.
-        failed = self._tolerant and self.folder.error() is not None
-        return self.process.poll() is None and not self._forced and not failed and not self._is_overdue()
+        failed = self._tolerant and self._error_before is not None
+        return self.reason is None and not failed and not self._is_overdue()
+
+    def stand_still(self, number, frame) -> None:
+        """Ctrl-Z: stop the ranks of this host, and this process, until the shell lets it go on; then let them."""
+        while running := [pid for pid, state in _session(self.process.pid).items() if state != "T"]:
+            _signal(running, signal.SIGSTOP)
+            time.sleep(_LOOK_AGAIN_S)  # again: one may have started another meanwhile
+        os.kill(os.getpid(), signal.SIGSTOP)
+        _signal(_session(self.process.pid), signal.SIGCONT)
+        self._meeting.restart()
+        self._ends_until = None
+
+    def was_ended(self, result: dict | None) -> bool:
+        """Whether what has started the ranks was told to end by another than this process: no rank had anything to tell of."""
+        signalled = result is None or (result["reason"] == "signal" and self.asked.first is None)
+        return self._meeting.has_begun() and signalled and self.folder.error() is None
+
+    def status(self) -> int:
+        """Return the exit status of the job, once it has ended."""
+        if self.reason is not None:
+            return {"signal": 0, "killed": 128 + signal.SIGINT, "error": 1}[self.reason]
+        status = self.process.wait()
+        return 128 - status if status < 0 else status
+
+    def _tell_of_signals(self) -> None:
+        if self.asked.first is not None and not self._told:
+            self._told = True
+            force = " (press Ctrl-C again to force it)" if self.asked.first == signal.SIGINT else ""
+            warn(f"apex: {self.asked.first.name}: ending the run{force}")
+
+    def _reason_to_end(self) -> str | None:
+        """Return why to end the job at once, or None; where a signal is to end it in order, pass that on."""
+        if self.asked.is_forced:
+            warn("apex: Ctrl-C again: the ranks are killed")
+            return "killed"
+        has_begun = self._meeting.has_begun()
+        if self.asked.first is not None and not has_begun:
+            return "signal"  # no role has begun: there is nothing to save, and nobody who could end in order
+        if self.asked.first is not None and not self._passed_on:
+            self._passed_on = True
+            self.process.send_signal(signal.SIGUSR1)  # the launcher forwards it to every rank
+        unmet = self._meeting.watch() if self._is_watched and not has_begun else None
+        if unmet is not None:
+            leave_error(self.folder, f"apex: {unmet}\n")
+            return "error"
+        return None
 
     def _is_overdue(self) -> bool:
         """Whether the run has ended, but not its launcher: a process that was to take a lost one's place may hang."""
@@ -108,49 +175,53 @@ class _Job:
             self._ends_until = time.monotonic() + _RANKS_END_S
         return self._ends_until is not None and time.monotonic() > self._ends_until
 
-    def _count_event_files(self) -> int:
-        return len(list(self.folder.tensorboard.glob("*")))  # a run that is resumed has some from before
-
     def end(self) -> None:
         """Leave nothing behind: a launcher told to end kills its ranks; mpirun, killed itself, would leave them."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAUNCHER_ENDS_S)
-        for pid in _session(self.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _on_signal(self, number, frame) -> None:
-        self._forced = self._forced or (self._asked and number == signal.SIGINT)
-        if not self._asked:
-            self._asked = True
-            force = " (press Ctrl-C again to force it)" if number == signal.SIGINT else ""
-            warn(f"apex: {signal.Signals(number).name}: ending the run{force}")
+        while pids := _session(self.process.pid):
+            _signal(pids, signal.SIGKILL)
+            time.sleep(_LOOK_AGAIN_S)
+        if self.reason in ("signal", "killed") and self._error_before is None:
+            self.folder.remove_error()  # that of a rank which saw another end first
 
 
-def _session(leader: int) -> list[int]:
-    """Return the processes of this machine that belong to the session of ``leader``: the launcher and its ranks."""
-    pids = []
+def _session(leader: int) -> dict[int, str]:
+    """Return pid -> state of what lives of the session of ``leader`` on this machine: the launcher and its ranks."""
+    found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
-            after_name = stat.read_text().rpartition(")")[2].split()  # state, parent, group, session
-            if int(after_name[3]) == leader:
-                pids.append(int(stat.parent.name))
-    return pids
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]  # after parent and group
+            if int(session) == leader and state not in "ZX":
+                found[int(stat.parent.name)] = state
+    return found
 
 
-def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str, status: int) -> int:
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str, job: _Job) -> int:
     """Make sure there is a result, and put what went wrong last on the screen."""
-    status, result = 128 - status if status < 0 else status, folder.result()
-    if result is None:
-        status = status or 1
-    elif config.run.tolerate == "actors":  # the launcher's own is that of the first rank that was lost
-        status = result["status"] or (0 if folder.error() is None else status or 1)
-    if status and config.run.tolerate == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
-        leave_error(folder, "apex: a rank ended before all ranks had met\n")
-    if status:
-        write_error_result(folder, config, topology, preset, status)
+    status, result, reason = job.status(), folder.result(), job.reason
+    if reason is None:
+        reason = "error"
+        if result is None:
+            status = status or 1
+        elif config.run.tolerate == "actors":  # the launcher's own is that of the first rank that was lost
+            status = result["status"] or (0 if folder.error() is None else status or 1)
+        if status and config.run.tolerate == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
+            leave_error(folder, "apex: a rank ended before all ranks had met\n")
+        if 0 < status <= _BY_SIGNAL and job.was_ended(result):
+            status = _BY_SIGNAL + signal.SIGTERM  # mpirun, told to end, returns 1 without a word
+        if status > _BY_SIGNAL and (config.run.tolerate == "nobody" or folder.error() is None):
+            reason = "killed"
+    if status or result is None:
+        write_error_result(folder, config, topology, preset, status, reason)
     view.conclude(folder)
     if status and folder.checkpoints.is_dir():
         _tell_how_to_go_on(folder)

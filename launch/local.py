@@ -14,15 +14,16 @@ from launch.roles import build, limit_torch_threads
 
 
 def run(
-    config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str, show=None, saved: Saved | None = None
-) -> None:
+    config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str,
+    show=None, saved: Saved | None = None, signals: StopSignals | None = None,
+) -> None:  # fmt: skip
     """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
     limit_torch_threads(config.learner.threads)
     world = LocalWorld(topology, limits(config, spec))
     ports = [world.port(rank) for rank in range(topology.size)]
     roles = [build(config, spec, topology, rank, port, folder, preset, show, saved) for rank, port in enumerate(ports)]
     try:
-        step_in_turn(roles, StopSignals())
+        step_in_turn(roles, signals or StopSignals())
     finally:
         for role in roles[1:]:
             role.close()

@@ -1,6 +1,12 @@
 """The `apex` command."""
 
+# ruff: noqa: E402, I001
 from __future__ import annotations
+
+from launch import beginning
+
+if __name__ == "__main__":
+    beginning.end_on_interrupt()  # what is imported below takes a while, in which Ctrl-C may come
 
 import argparse
 import contextlib
@@ -17,7 +23,7 @@ from launch import world
 from launch.options import Parser
 from launch.submit import KINDS
 
-_FIRST_RANK_TELLS_S = 10.0  # longest start-up of rank 0 that the other ranks leave room for
+_FIRST_RANK_TELLS_S = 120.0  # longest start-up of rank 0 that the other ranks leave room for
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     open_missing()
     try:
         options = _parser().parse_args(arguments)
+        if options.run_command is not _train:  # which itself says what a signal does
+            beginning.raise_on_interrupt()
         return options.run_command(options, arguments)
     except ConfigError as error:
         return _refuse(_as_typed(str(error), options))
@@ -46,15 +54,18 @@ def _as_typed(refusal: str, options: argparse.Namespace) -> str:
 
 
 def _refuse(refusal: str) -> int:
-    """Print the refusal, once for a whole MPI world.
+    """Print the refusal, once for a whole MPI world; return the exit status.
 
-    mpirun ends all ranks as soon as one exits, so the others wait for the first, which tells; only a
-    rank that is refused alone comes to speak.
+    mpirun ends all ranks as soon as one fails, so the others wait for the first, which tells, and are ended with
+    it; only a rank that is refused alone tells by itself. Tasks of srun that are no world end without failing: SLURM
+    would end the first before it has told.
     """
     try:
         told = world.from_environment()
     except ConfigError:
         told = world.from_srun()
+        if told is not None and told[0] != 0:
+            return 0
     if told is not None and told[0] != 0:
         time.sleep(_FIRST_RANK_TELLS_S)
     warn(f"apex: {refusal}")
@@ -324,4 +335,4 @@ def _config_help() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(beginning.to_the_end(main))

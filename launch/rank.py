@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import traceback
+from functools import partial
+from math import ceil
 from pathlib import Path
 
 from apex import envs, run_folder
@@ -15,13 +17,12 @@ from apex.run_folder import RunFolder, make_result
 from apex.saved import Saved
 from apex.say import say, warn
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from launch import preflight, resume, world
+from launch import meeting, preflight, resume, world
+from launch.meeting import RUN_FOLDER_VARIABLE
 from launch.resume import CHECKPOINT_VARIABLE
 from launch.world import threads
 
 _LEARNER_COMPLAINS_S = 5.0
-MEETS_S = 180  # starting all ranks, where they may be lost
-RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
 
 
 def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | None = None) -> int:
@@ -31,15 +32,10 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
     """
     from apex.transport.drive import StopSignals
 
-    signals = StopSignals()  # before the ranks first meet, so that once one of them has a role all take signals
-    if config.run.tolerate == "actors":
-        # Under a launcher that outlives ranks, one that ends before they meet would be waited for for ever, inside MPI_Init.
-        signal.alarm(MEETS_S)
-    worlds, _ = world.load(config.run.transport)
-    comm = worlds.world(topology.size)
+    worlds, comm, failure = _meet(config, topology, preset)
+    signals = StopSignals()  # before the ranks meet again, so that once one of them has a role all take signals
     if getattr(comm, "life", 0):
         return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.about["folder"])))
-    failure = _Failure(config, topology, comm.rank, preset)
     try:
         refusal = _attempt(worlds.check_tolerance)[0] if config.run.tolerate == "actors" else None
         if refusal is not None:
@@ -51,7 +47,9 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         port = _make_port(config, topology, spec, comm)
         failure.is_running = True
         signal.alarm(0)
-        _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint)
+        # Where losses are survived there is no waiting for all: one that ends meanwhile is replaced.
+        all_begin = partial(worlds.all_begin, comm) if config.run.tolerate == "nobody" else None
+        _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint, all_begin)
         signals.ignore()
         return worlds.leave(config.run.tolerate == "actors") or _status_of(comm.rank, failure.folder)
     except BaseException as error:
@@ -61,6 +59,25 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
 def _status_of(rank: int, folder: RunFolder) -> int:
     """Return 1 on the learner's rank where the result could not be kept, else 0."""
     return 1 if rank == LEARNER_RANK and folder.result() is None else 0
+
+
+def _meet(config: Config, topology: Topology, preset: str):
+    """Return ``(transport's module, world, how this rank fails)`` once all ranks are there; a signal ends this one at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the others are: none waits for Python, which MPI_Init does not let run
+    meeting.arrive(world.from_environment()[0])
+    if config.run.transport == "mpi":
+        signal.alarm(ceil(config.run.meet_s))  # a rank that ends before may be waited for for ever, inside MPI_Init
+    worlds, _ = world.load(config.run.transport)
+    comm = worlds.world(topology.size)
+    failure = _Failure(config, topology, comm.rank, preset)
+    failure.folder = RunFolder(os.environ[RUN_FOLDER_VARIABLE]) if RUN_FOLDER_VARIABLE in os.environ else None
+    try:
+        worlds.meet(comm, config.run.watchdog_s, config.run.meet_s)
+    except PeerLost as error:
+        failure.end_job(error)
+    if config.run.tolerate == "nobody":
+        signal.alarm(0)
+    return worlds, comm, failure
 
 
 def take_place(config: Config, topology: Topology, joining, folder: RunFolder) -> int:
@@ -75,9 +92,9 @@ def take_place(config: Config, topology: Topology, joining, folder: RunFolder) -
     failure.folder, failure.is_running = folder, True
     signal.alarm(0)
     try:
-        meeting = ports.meet(joining, topology)  # before what takes long to import: the others wait
+        met = ports.meet(joining, topology)  # before what takes long to import: the others wait
         spec = envs.env_spec(config.env)
-        port = ports.join(meeting, topology, limits(config, spec))
+        port = ports.join(met, topology, limits(config, spec))
         _be_role(config, topology, spec, rank, port, folder, folder.path.name, signals, None)
         signals.ignore()
         return worlds.leave(True)
@@ -121,11 +138,11 @@ class _Failure:
         if isinstance(error, PeerLost):
             text = f"apex: {error}\n"
         if alone:
-            warn(text)
+            warn(text, end="")
             return
         written = self.folder is not None and leave_error(self.folder, text)
         if not written or RUN_FOLDER_VARIABLE not in os.environ:
-            warn(text)
+            warn(text, end="")
         if self.folder is not None:
             write_error_result(self.folder, self.config, self.topology, self.preset, 1)
 
@@ -193,7 +210,7 @@ def _make_port(config: Config, topology: Topology, spec, comm):
     return make_port(comm, topology, limits(config, spec), command=replacement.command())
 
 
-def _be_role(config: Config, topology: Topology, spec, rank: int, port, folder: RunFolder, preset: str, signals, checkpoint) -> None:
+def _be_role(config: Config, topology: Topology, spec, rank: int, port, folder: RunFolder, preset: str, signals, checkpoint, all_begin=None) -> None:
     from apex.transport.drive import drive, wait_of
     from apex.transport.watchdog import Watchdog
     from launch import view
@@ -217,6 +234,11 @@ def _be_role(config: Config, topology: Topology, spec, rank: int, port, folder: 
     role = build(config, spec, topology, rank, port, folder, preset, show, saved)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
+    meeting.build(rank)
+    if all_begin is not None:
+        all_begin()
+    if role_name == LEARNER:
+        meeting.begin()
     watchdog = Watchdog(topology.name(rank), config.run.watchdog_s, folder.stacks_of(*topology.role(rank)))
     try:
         drive(role, watchdog, drain_s, signals, wait)
@@ -236,17 +258,19 @@ def leave_error(folder: RunFolder, text: str) -> bool:
         return False
 
 
-def write_error_result(folder: RunFolder, config: Config, topology: Topology, preset: str, status: int) -> None:
-    """Write the result of a run that failed, from its last row of the log, in place of one that says it did not."""
+def write_error_result(
+    folder: RunFolder, config: Config, topology: Topology, preset: str, status: int, reason: str = "error"
+) -> None:  # fmt: skip
+    """Write the result of a run whose learner did not, from its last row of the log, in place of one that says it ended well."""
     row = (folder.rows() or [None])[-1]
     known = row or {}
     result = make_result(
-        "error", status, row,
+        reason, status, row,
         eval_return=known.get("eval_return"), eval_episodes=known.get("eval_episodes") or 0, wall_s=known.get("wall_s") or 0.0,
         ranks=topology.size, transport=config.run.transport, preset=preset, seed=config.run.seed,
     )  # fmt: skip
     earlier = folder.result()
     try:
-        folder.write_result(result, replace=earlier is not None and earlier["status"] == 0)
+        folder.write_result(result, replace=earlier is not None and (earlier["status"] == 0 or reason != "error"))
     except OSError as error:
         warn(f"apex: {folder.path}/result.json cannot be written: {error.strerror}")

@@ -14,7 +14,13 @@ A job on several hosts has one of these on each, with the same APEX_TOKEN (at le
     launch.spawn --first 3 -n 4 --size 7 --endpoint tcp://10.0.0.1:5555 -- apex train pong --transport zmq
 """
 
+# ruff: noqa: E402, I001
 from __future__ import annotations
+
+from launch import beginning
+
+if __name__ == "__main__":
+    beginning.end_on_interrupt()  # what is imported below takes a while, in which Ctrl-C may come
 
 import contextlib
 import ctypes
@@ -41,6 +47,7 @@ _TOLD_S = 0.2  # when one fails: so that ranks that refuse a run together can sa
 _LEAVE_S = 10  # for ranks that may be lost, once the first has ended well
 _REFUSED = 2  # what a rank returns that would not start, and this for arguments it does not know
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGTSTP)
 
 
 class Ended(BaseException):
@@ -61,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
             signal.signal(number, _end)
     ranks = Ranks()
     signal.signal(signal.SIGUSR1, lambda number, frame: ranks.signal(number))
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # a shell without jobs ignores it
+        signal.signal(signal.SIGTSTP, lambda number, frame: ranks.stand_still())
     signal.signal(signal.SIGALRM, lambda number, frame: ranks.signal(signal.SIGKILL, options.may_lose))
     try:
         with _endpoint(options.endpoint) as endpoint:
@@ -105,6 +114,7 @@ class Ranks:
         """Start them, each in a group of its own, so that Ctrl-C on a terminal comes to this process alone."""
         self._options = options
         self._job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint, TOKEN_VARIABLE: token}
+        self._job["APEX_FIRST"] = str(options.first)
         if options.may_lose is not None:
             self._job["APEX_MAY_LOSE"] = str(options.may_lose)
         for rank in range(options.first, options.first + options.n):
@@ -112,11 +122,16 @@ class Ranks:
 
     def _start(self, rank: int, life: int) -> None:
         spawner = os.getpid()
-        process = subprocess.Popen(
-            self._options.command, env=os.environ | self._job | {"APEX_RANK": str(rank), "APEX_LIFE": str(life)},
-            stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _prepare(spawner, life),
-        )  # fmt: skip
-        self._running[process.pid], self._lives[rank] = (rank, process), life
+        # A signal that comes in between waits until there is a process to tell, or to end.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        try:
+            process = subprocess.Popen(
+                self._options.command, env=os.environ | self._job | {"APEX_RANK": str(rank), "APEX_LIFE": str(life)},
+                stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _prepare(spawner, life),
+            )  # fmt: skip
+            self._running[process.pid], self._lives[rank] = (rank, process), life
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
 
     def wait(self) -> int:
         """Return 0 when all have ended well, or the status of the first that has not, as soon as it has not."""
@@ -150,6 +165,12 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
+    def stand_still(self) -> None:
+        """Ctrl-Z: stop the ranks and this process until the shell lets it go on; then let them."""
+        self.signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """Leave none."""
         self.signal(signal.SIGKILL)
@@ -159,6 +180,10 @@ class Ranks:
 
 def _prepare(spawner: int, life: int) -> None:
     end_with_parent(signal.SIGKILL)
+    for number in _PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     if life:  # the signal that ends the run comes to all ranks, and one that is still starting would die of it
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if os.getppid() != spawner:  # it ended before the kernel was told
@@ -220,4 +245,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(beginning.to_the_end(main))

@@ -60,6 +60,7 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
         # Once more than the learner allows, which is to say so.
         launcher = spawn.launcher(topology.size, topology.evaluator_rank, config.run.max_replacements + 1)
     memory.check(config, preflight.check(config), topology)
+    asked = job.Asked()  # from the first moment on in which there is a run to end
     path, checkpoint = begin(config, preset, resumed)
     folder = RunFolder(path)
     view.announce(config, topology, folder.path)
@@ -68,12 +69,14 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
         open_and_announce(checkpoint, config, topology.num_actors)
         resumed_from = {CHECKPOINT_VARIABLE: str(checkpoint)}
     if not over_mpi:
-        return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments)
+        return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments, asked)
     with mpirun.segments(tolerant=config.run.tolerate == "actors") as segments:
-        return job.run(launcher, mpirun.ENVIRONMENT | segments | resumed_from, config, topology, folder, preset, arguments)
+        needed = mpirun.ENVIRONMENT | segments | resumed_from
+        return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)
 
 
 def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFolder | None) -> int:
+    from apex.transport.drive import Forced, StopSignals
     from launch import local, memory, preflight
     from launch.rank import begin, leave_error, write_error_result
     from launch.resume import open_and_announce
@@ -81,13 +84,18 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
 
     spec = preflight.check(config)
     memory.check(config, spec, topology)
+    signals = StopSignals(forces=True)
     path, checkpoint = begin(config, preset, resumed)
     folder, saved = RunFolder(path), None
     view.announce(config, topology, folder.path)
     if checkpoint is not None:
         saved = open_and_announce(checkpoint, config, topology.num_actors)
     try:
-        local.run(config, spec, topology, folder, preset, print_line, saved)
+        local.run(config, spec, topology, folder, preset, print_line, saved, signals)
+    except Forced as forced:
+        write_error_result(folder, config, topology, preset, forced.status, "killed")
+        view.conclude(folder)
+        return forced.status
     except Exception:
         leave_error(folder, traceback.format_exc())
         write_error_result(folder, config, topology, preset, 1)

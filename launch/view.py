@@ -27,7 +27,8 @@ def conclude(folder: RunFolder) -> None:
         return
     done = f"{result['wall_s']:.0f} s and {result['learner_steps']} learner steps"
     status = "" if result["status"] == 0 else f" with status {result['status']}"
-    say(f"apex: ended by {result['reason']}{status} after {done}; {_evaluated(result)}; {folder.path}")
+    end = "killed" if result["reason"] == "killed" else f"ended by {result['reason']}"
+    say(f"apex: {end}{status} after {done}; {_evaluated(result)}; {folder.path}")
 
 
 def _evaluated(result: dict) -> str:

@@ -37,12 +37,17 @@ def from_srun(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | 
     return (int(task), int(tasks)) if task.isdecimal() and tasks.isdecimal() else None
 
 
-def _refuse_bare_tasks(environment: Mapping[str, str]) -> None:
-    """Raise :class:`ConfigError` where each of several tasks would take itself for the only one."""
+def is_bare(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether srun has started several tasks that no MPI makes a world: each would take itself for the only one."""
     step = from_srun(environment)
-    if step is not None and step[1] > 1:
+    is_world = any(all(name in environment for name in pair) for pair in _VARIABLES)
+    return step is not None and step[1] > 1 and not is_world
+
+
+def _refuse_bare_tasks(environment: Mapping[str, str]) -> None:
+    if is_bare(environment):
         raise ConfigError(
-            f"srun has started {step[1]} tasks, but no MPI world for them; name the PMI that your MPI was built for, "
+            f"srun has started {from_srun(environment)[1]} tasks, but no MPI world for them; name the PMI that your MPI was built for, "
             "as --mpi=pmix or --mpi=pmi2 (srun --mpi=list shows those of this SLURM)"
         )
 

@@ -84,8 +84,10 @@ def on_stop_signals(handler) -> None:
 class StopSignals:
     """SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly end; ``caught`` tells whether one came."""
 
-    def __init__(self):
+    def __init__(self, forces: bool = False):
+        """With ``forces``, a second Ctrl-C raises :class:`Forced`; else what has started this process sees to that."""
         self.caught: str | None = None
+        self._forces = forces
         on_stop_signals(self._note)
 
     def ignore(self) -> None:
@@ -93,7 +95,18 @@ class StopSignals:
         on_stop_signals(signal.SIG_IGN)
 
     def _note(self, number, frame) -> None:
+        if self._forces and self.caught and number == signal.SIGINT:
+            self.ignore()  # a third would end what this one begins
+            raise Forced(128 + number)
         self.caught = signal.Signals(number).name
+
+
+class Forced(BaseException):
+    """A second Ctrl-C ends the process with ``status``, whatever it does."""
+
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
 
 
 class DrainTimeout(RuntimeError):

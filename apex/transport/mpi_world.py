@@ -30,6 +30,16 @@ def world(expected_size: int) -> MPI.Comm:
     return comm
 
 
+def meet(comm: MPI.Comm, watchdog_s: float, meet_s: float) -> None:
+    """Return once all ranks are there. MPI_Init, which has returned, waits for all; what starts the ranks watches them."""
+    _wait_for_all(comm)
+
+
+def all_begin(comm: MPI.Comm) -> None:
+    """Return once all ranks have called this. Collective."""
+    _wait_for_all(comm)
+
+
 def _unname_shared_memory(comm: MPI.Comm) -> None:
     """Remove the names of MPICH's shared memory once all ranks have opened it, so that ranks which are killed leave nothing.
 

@@ -10,6 +10,7 @@ from apex.role import Role
 from apex.say import warn
 
 _LOOKS = 4  # times a limit that a rank says it is alive
+_STOOD_STILL_S = 1.0  # longest time between two looks at a wait, unless this process stood still: then nobody was waited for
 
 
 class Watchdog:
@@ -29,7 +30,8 @@ class Watchdog:
 
     def reset(self) -> None:
         """There was work."""
-        self._since, self._told = time.monotonic(), False
+        self._since = self._looked = time.monotonic()
+        self._told = False
 
     def beat(self) -> None:
         """A step has ended: the next may take as long again."""
@@ -40,7 +42,11 @@ class Watchdog:
 
     def check(self, role: Role) -> None:
         """Tell if the wait has become long."""
-        if self._told or time.monotonic() - self._since <= self.limit_s:
+        now = time.monotonic()
+        if now - self._looked > _STOOD_STILL_S:
+            self._since += now - self._looked
+        self._looked = now
+        if self._told or now - self._since <= self.limit_s:
             return
         self._told = True
         awaited = role.waiting_for()

@@ -12,9 +12,12 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import socket as sockets
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +26,7 @@ import zmq
 
 from apex.config import ConfigError
 from apex.ports import PeerLost
+from apex.say import warn
 from apex.schema import EnvSpec
 from apex.topology import LEARNER_RANK
 from apex.transport.private import TOKEN_VARIABLE, check_folder, read_token
@@ -32,7 +36,11 @@ from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
 ENDPOINT_VARIABLE = "APEX_ENDPOINT"
 RANK_VARIABLE, SIZE_VARIABLE, LIFE_VARIABLE = "APEX_RANK", "APEX_SIZE", "APEX_LIFE"
 MAY_LOSE_VARIABLE = "APEX_MAY_LOSE"  # set where ranks that are lost are started again
-_VALUE, _JOIN = 1, 2  # kinds of message
+FIRST_VARIABLE = "APEX_FIRST"  # the first of the ranks that were started together
+_VALUE, _JOIN, _HERE, _UNMET = 1, 2, 3, 4  # kinds of message
+_TELLS_S = 1.0  # least time between two words of the learner that another rank has come
+_LOOKS_S, _STOOD_STILL_S = 0.1, 5.0  # between two looks: as asked, and where this process stood still meanwhile
+_LATER_S = 5.0  # a rank that is not to speak of it gives up later than the one that is
 _ANSWERS_S = 60.0  # a learner that is there at all
 
 
@@ -53,6 +61,26 @@ def life() -> int:
     return int(os.environ.get(LIFE_VARIABLE, "0"))
 
 
+class _Patience:
+    """One wait for other ranks: tells once of it, after ``watchdog_s``, and ends after ``limit_s``."""
+
+    def __init__(self, watchdog_s: float, limit_s: float = math.inf):
+        self._watchdog_s, self._limit_s = watchdog_s, limit_s
+        self._since = self._looked = time.monotonic()
+        self._told = False
+
+    def has_ended(self, waits: Callable[[], str]) -> bool:
+        """Whether the wait has lasted too long; ``waits()`` says who waits for whom."""
+        now = time.monotonic()
+        if now - self._looked > _STOOD_STILL_S:
+            self._since += now - self._looked
+        self._looked, waited_s = now, now - self._since
+        if waited_s > self._watchdog_s and not self._told:
+            self._told = True
+            warn(f"apex: {self._watchdog_s:g} s without another rank: {waits()}")
+        return waited_s > self._limit_s
+
+
 class World:
     """The ranks of a job. Calls that are collective are made by all ranks, in the same order."""
 
@@ -61,6 +89,7 @@ class World:
 
     def __init__(self, rank: int, size: int, endpoint: str, token: bytes, life: int = 0):
         self.rank, self.size, self.token, self.life = rank, size, token, life
+        self._watchdog_s = math.inf  # before they have met
         self.context = zmq.Context()
         atexit.register(self.context.destroy, LINGER_MS)  # Python itself would not wait for what was sent last
         self.endpoint, self._numbers = endpoint, itertools.count()
@@ -83,21 +112,94 @@ class World:
         """Return a connection to the place that ``peer`` has made."""
         return Link(self.context, endpoint, self.token, self.rank, peer, owner, self.life)
 
+    def meet(self, watchdog_s: float, meet_s: float) -> None:
+        """Return once all ranks are there. Collective; the first of all.
+
+        After ``watchdog_s`` without another rank one line says who is missing, and where it is expected. Raises
+        :class:`PeerLost` after ``meet_s`` without one, on the rank that is to tell; the others end here, with status 1.
+        """
+        self._watchdog_s = watchdog_s
+        if self.rank == LEARNER_RANK:
+            self._gather_the_ranks(meet_s)
+        else:
+            self._meet_the_learner(meet_s)
+
+    def _gather_the_ranks(self, meet_s: float) -> None:
+        here, patience, told_at = set(), _Patience(self._watchdog_s, meet_s), -math.inf
+        while len(here) < self.size - 1:
+            message = self._waited_for(patience, lambda: f"the learner (rank 0) waits for {self._missing(here)}")
+            if message is None:
+                self._give_up(here)
+                raise PeerLost(f"the ranks have not met: {self._missing(here)} did not come within {meet_s:g} s (run.meet_s)")
+            here.add(message[0])
+            patience = _Patience(self._watchdog_s, meet_s)
+            tells_all = time.monotonic() - told_at > _TELLS_S
+            told_at = time.monotonic() if tells_all else told_at
+            self._tell(here if tells_all else {message[0]}, _HERE)
+        self._tell(here, _VALUE, _encoded(None))
+
+    def _missing(self, here: set[int]) -> str:
+        missing = sorted(set(range(1, self.size)) - here)
+        return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self.size}, expected at {_meeting_point(self.endpoint)}"
+
+    def _tell(self, ranks: set[int], kind: int, payload: np.ndarray | None = None) -> None:
+        for rank in ranks:
+            self._box.send(rank, kind, 0, payload)
+
+    def _give_up(self, here: set[int]) -> None:
+        self._box.may_lose = frozenset(here)  # some may have ended
+        self._tell(here, _UNMET)
+        self.context.destroy(LINGER_MS)
+
+    def _meet_the_learner(self, meet_s: float) -> None:
+        speaks = self.rank == max(1, int(os.environ.get(FIRST_VARIABLE, self.rank)))
+        limit_s, heard = meet_s if speaks else meet_s + _LATER_S, False
+        self._box.send(_VALUE, 0, _encoded(None))
+        while True:
+            patience = _Patience(math.inf if heard or not speaks else self._watchdog_s, limit_s)
+            message = self._waited_for(patience, lambda: f"rank {self.rank} waits for the learner, expected at {_meeting_point(self.endpoint)}")
+            if message is None and speaks:
+                raise PeerLost(f"the learner (rank 0) did not come to {_meeting_point(self.endpoint)} within {meet_s:g} s (run.meet_s)")
+            if message is None or message[1] == _UNMET:
+                raise SystemExit(1)
+            if message[1] == _VALUE:
+                return
+            heard, limit_s = True, meet_s + _LATER_S
+
+    def _waited_for(self, patience: _Patience, waits: Callable[[], str]) -> tuple[int, int, object] | None:
+        """Return ``(rank, kind, value)`` of the next message, or None where the patience has ended."""
+        while True:
+            if not self._box.socket.poll(1e3 * _LOOKS_S):
+                if patience.has_ended(waits):
+                    return None
+                continue
+            message = self._next()
+            if message is not None:
+                return message
+
     def allgather(self, value) -> list:
         """Return every rank's value, in the order of ranks. Collective; waits in the kernel."""
         if self.rank != LEARNER_RANK:
             self._box.send(_VALUE, 0, _encoded(value))
-            while not _has_length(values := self._next()[1], self.size):
+            patience = _Patience(self._watchdog_s if self.rank == 1 else math.inf)
+            while not _has_length(values := self._value(patience, "ranks wait for the learner (rank 0)")[1], self.size):
                 self._box.refuse()
             return values
         values = {LEARNER_RANK: value}
         while len(values) < self.size:
-            rank, peer_value = self._next()
+            missing = sorted(set(range(self.size)) - set(values))
+            rank, peer_value = self._value(_Patience(self._watchdog_s), f"the learner (rank 0) waits for ranks {missing}, which start")
             values.setdefault(rank, peer_value)  # no rank sends its next value before it has all of these
         in_order = [values[rank] for rank in range(self.size)]
         for rank in range(1, self.size):
             self._box.send(rank, _VALUE, 0, _encoded(in_order))
         return in_order
+
+    def _value(self, patience: _Patience, waits: str) -> tuple[int, object]:
+        while True:
+            rank, kind, value = self._waited_for(patience, lambda: waits)
+            if kind == _VALUE:
+                return rank, value
 
     def join(self) -> dict | None:
         """Take the place of the process that had this rank; return what the learner tells, None where the run ends already."""
@@ -125,15 +227,19 @@ class World:
         self._box.may_lose = frozenset([rank])
         self._box.send(rank, _VALUE, 0, _encoded(about))
 
-    def _next(self) -> tuple[int, object]:
-        while True:
-            self._box.socket.poll()
-            message = self._box.receive()
-            value = _REFUSED if message is None else _read(self._box, message, _VALUE, _JOIN)
-            if value is not _REFUSED:
-                if message.kind == _JOIN:
-                    raise PeerLost(f"rank {message.rank} ended before the ranks of this job had met")
-                return message.rank, value
+    def _next(self) -> tuple[int, int, object] | None:
+        """Return ``(rank, kind, value)`` of a message that has arrived, or None where it has been refused."""
+        message = self._box.receive()
+        if message is None:
+            return None
+        if message.kind in (_HERE, _UNMET) and not message.has_payload and message.rank == LEARNER_RANK:
+            return message.rank, message.kind, None
+        value = _read(self._box, message, _VALUE, _JOIN)
+        if value is _REFUSED:
+            return None
+        if message.kind == _JOIN:
+            raise PeerLost(f"rank {message.rank} ended before the ranks of this job had met")
+        return message.rank, message.kind, value
 
     def _new_endpoint(self) -> str:
         parts = urlsplit(self.endpoint)
@@ -206,6 +312,17 @@ def _address_towards(host: str, port: int) -> str:
     with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
         return probe.getsockname()[0]
+
+
+def meet(world: World, watchdog_s: float, meet_s: float) -> None:
+    """See :meth:`World.meet`; a process that takes a lost one's place does not meet the others here."""
+    if not world.life:
+        world.meet(watchdog_s, meet_s)
+
+
+def all_begin(world: World) -> None:
+    """Return once all ranks have called this. Collective; after ``watchdog_s`` the learner tells who has not."""
+    world.allgather(None)
 
 
 def from_learner(world: World, make):

@@ -17,7 +17,8 @@ def fail():
     with open(fault["file"], "w") as file:
         file.write(str(time.time()))
     if fault["how"] == "hangs":
-        time.sleep(1000)
+        for _ in range(1000):
+            time.sleep(1)
     raise RuntimeError("injected")
 
 def patch(module):

@@ -1,5 +1,7 @@
 """How runs end: by a limit, by a signal, by an exception, by a kill; never by hanging, and leaving no process behind."""
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -83,6 +85,27 @@ def ended_over(command: list) -> str:
     return command[command.index("--transport") + 1]
 
 
+def states(job) -> set[str]:
+    """Return the states of the job's processes: T for one that is stopped."""
+    found = set()
+    for pid in job.processes():
+        with contextlib.suppress(OSError):
+            found.add((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0])
+    return found
+
+
+def check_ended_before_the_first_step(directory, ended) -> None:
+    """Check that a run ended in order though there was no role to end: with a result, and one line about the signal."""
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    folder = folder_of(directory)
+    result = folder.result()
+    assert (result["reason"], result["status"], result["learner_steps"]) == ("signal", 0, 0)
+    assert folder.error() is None and "Traceback" not in ended.stderr
+    assert ended.stderr.count("ending the run") == 1
+    assert "apex: ended by signal" in ended.stdout
+    assert not (folder.path / ".starting").exists()
+
+
 def check_orderly(directory, ended, reason: str) -> dict:
     """Check that a run ended as a run should; return its result."""
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -116,7 +139,38 @@ class TestSignals:
         job = start(train())
         job.wait_until(lambda: launcher_of(job), STARTS_S, "mpirun or launch.spawn")
         job.process.send_signal(signal.SIGINT)
-        check_orderly(directory, job.wait(STARTS_S), "signal")
+        check_ended_before_the_first_step(directory, job.wait(ENDS_S))
+
+    def test_a_signal_while_the_ranks_meet_ends_the_run_though_one_never_comes(self, start, directory, train, inject):
+        job = start(train(), inject(ACTOR_RANK, late_s=1000))
+        job.wait_until(lambda: folder_of(directory).path.joinpath(".starting", "0").exists(), STARTS_S, "the learner's rank")
+        job.process.send_signal(signal.SIGTERM)
+        check_ended_before_the_first_step(directory, job.wait(ENDS_S))
+
+    def test_a_rank_that_is_still_starting_is_no_rank_that_hangs_and_a_signal_ends_the_run_at_once(
+        self, start, directory, train, inject, injected
+    ):
+        job = start(train(run__watchdog_s=0.5), inject(ACTOR_RANK, **HANG | {"method": "__init__", "after": 1}))
+        job.wait_until(injected.exists, STARTS_S, "the actor that starts")
+        told = lambda: (job.folder / "stderr").read_text()  # noqa: E731
+        job.wait_until(lambda: "which start" in told() and "3" in told(), STARTS_S, "who waits for whom")
+        time.sleep(2)  # a watchdog that takes it for a hang has told by now
+        job.process.send_signal(signal.SIGINT)
+        ended = job.wait(ENDS_S)
+        check_ended_before_the_first_step(directory, ended)
+        assert "has waited" not in ended.stderr
+        assert not (folder_of(directory).path / "stacks").exists()
+
+    def test_ctrl_z_stops_every_rank_and_the_shell_lets_them_go_on(self, start, directory, train):
+        job = start(train())
+        job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
+        job.process.send_signal(signal.SIGTSTP)
+        job.wait_until(lambda: states(job) == {"T"}, STARTS_S, "every process of the job to stop")
+        rows = len(folder_of(directory).rows())
+        job.process.send_signal(signal.SIGCONT)
+        job.wait_until(lambda: len(folder_of(directory).rows()) > rows + 1, STARTS_S, "rows of the log")
+        job.process.send_signal(signal.SIGINT)
+        check_orderly(directory, job.wait(ENDS_S), "signal")
 
     def test_SIGUSR1_to_what_started_the_ranks_ends_the_run_in_order(self, start, directory, launched):
         job = start(launched(4))
@@ -134,12 +188,23 @@ class TestSignals:
         job = start(train(), inject(ACTOR_RANK, **HANG))
         job.wait_until(injected.exists, STARTS_S, "the hang")
         job.process.send_signal(signal.SIGINT)
-        time.sleep(1)
-        assert job.process.poll() is None
+        job.wait_until(lambda: "ending the run" in (job.folder / "stderr").read_text(), STARTS_S, "the first Ctrl-C to be taken")
         used = shared_memory(job)
         job.process.send_signal(signal.SIGINT)
-        check_failed(directory, job.wait(ENDS_S))
+        ended = job.wait(ENDS_S)
+        check_killed(directory, ended, 128 + signal.SIGINT)
+        assert ended.stderr.count("the ranks are killed") == 1
         assert not any(path.exists() for path in used)
+
+    def test_a_second_ctrl_c_ends_a_run_in_one_process_too(self, start, directory, inject, injected):
+        env = inject(0, **HANG)
+        env["FAULT"] = json.dumps(json.loads(env["FAULT"]) | {"rank": None})
+        job = start([*TRAIN, "--transport", "local", *settings(directory)], env)
+        job.wait_until(injected.exists, STARTS_S, "the hang")
+        while job.process.poll() is None:
+            job.process.send_signal(signal.SIGINT)  # again and again: two that come at once are one
+            time.sleep(1)
+        check_killed(directory, job.wait(ENDS_S), 128 + signal.SIGINT)
 
 
 class TestLimits:
@@ -219,16 +284,17 @@ class TestFailures:
         used = shared_memory(job)
         os.kill(job.rank(ACTOR_RANK), signal.SIGKILL)
         ended = job.wait(ENDS_S)
-        check_failed(directory, ended)
+        check_killed(directory, ended, 128 + signal.SIGKILL)
         assert not any(path.exists() for path in used)
         assert folder_of(directory).result()["learner_steps"] > 0  # as far as the log had come
 
-    def test_a_killed_mpirun_or_spawn_takes_its_ranks_with_it(self, start, directory, train):
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+    def test_a_killed_mpirun_or_spawn_takes_its_ranks_with_it(self, start, directory, train, number):
         job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         used = shared_memory(job)
-        os.kill(launcher_of(job), signal.SIGKILL)
-        check_failed(directory, job.wait(ENDS_S))
+        os.kill(launcher_of(job), number)
+        check_killed(directory, job.wait(ENDS_S), 128 + number)
         assert not any(path.exists() for path in used)
         assert not list(job.folder.glob(f"{spawn.FOLDER_PREFIX}*"))
 
@@ -250,16 +316,24 @@ class TestFailures:
         hung, waits = (folder_of(directory).stacks_of(role, 0) for role in ("actor", "learner"))
         job.wait_until(lambda: "in fail" in hung.read_text() and "in drive" in waits.read_text(), STARTS_S, "the stacks")
         assert f"stacks of ranks that wait or hang are in {hung.parent.resolve()}" in told()
-        for _ in range(2):
-            job.process.send_signal(signal.SIGINT)
-            time.sleep(0.5)
-        check_failed(directory, job.wait(ENDS_S))
+        job.process.send_signal(signal.SIGINT)
+        job.wait_until(lambda: "ending the run" in told(), STARTS_S, "the first Ctrl-C to be taken")
+        job.process.send_signal(signal.SIGINT)
+        check_killed(directory, job.wait(ENDS_S), 128 + signal.SIGINT)
 
     def test_a_killed_launcher_takes_its_ranks_with_it(self, start, directory, train):
         job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         job.process.kill()
         assert job.wait(ENDS_S).returncode == -signal.SIGKILL
+
+
+def check_killed(directory, ended, status: int) -> None:
+    """Check that status, result and one line say that the run was ended by force."""
+    result = folder_of(directory).result()
+    assert (ended.returncode, result["reason"], result["status"]) == (status, "killed", status), ended.stderr[-3000:]
+    assert ended.stdout.count(f"apex: killed with status {status} after") == 1
+    assert "Traceback" not in ended.stderr
 
 
 def check_failed(directory, ended) -> None:

@@ -1,0 +1,93 @@
+"""What ranks leave in the run folder as they start, for `apex train`: over MPI none can speak before all have met."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+from apex.say import warn
+from apex.topology import Topology
+
+RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
+_FOLDER, _BUILT, _BEGUN = ".starting", "built", "begun"
+
+
+def arrive(rank: int) -> None:
+    """Say that this rank is about to meet the others."""
+    _leave(str(rank))
+
+
+def build(rank: int) -> None:
+    """Say that this rank is ready to begin its role."""
+    _leave(f"{rank}-{_BUILT}")
+
+
+def begin() -> None:
+    """Say, on the learner's rank, that every rank has begun its role: from now on a signal ends the run in order."""
+    _leave(_BEGUN)
+
+
+def _leave(name: str) -> None:
+    run_folder = os.environ.get(RUN_FOLDER_VARIABLE)
+    if run_folder is not None:
+        with contextlib.suppress(OSError):  # the folder has gone: what was to be told matters to nobody
+            (Path(run_folder) / _FOLDER / name).touch()
+
+
+class Meeting:
+    """What the launcher sees of it: who has come, and whether the roles have begun."""
+
+    def __init__(self, folder: Path, topology: Topology, watchdog_s: float, limit_s: float):
+        self._folder, self._size = folder / _FOLDER, topology.size
+        self._watchdog_s, self._limit_s = watchdog_s, limit_s
+        self._missing, self._told, self._has_begun = (set(), ""), False, False
+        self.restart()
+
+    def open(self) -> None:
+        """Make the place, empty, before the ranks are started."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._folder.mkdir()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def restart(self) -> None:
+        """Count the time anew, as after the job stood still."""
+        self._since = time.monotonic()
+
+    def has_begun(self) -> bool:
+        """Whether every rank has begun its role."""
+        self._has_begun = self._has_begun or (self._folder / _BEGUN).exists()
+        return self._has_begun
+
+    def watch(self) -> str | None:
+        """Tell, after ``watchdog_s`` without another rank, who is missing; return why to give up, once that is due."""
+        missing, what = self._awaited()
+        if (missing, what) != self._missing or not missing:
+            self._missing, self._told = (missing, what), False
+            self.restart()
+            return None
+        quiet_s, names = time.monotonic() - self._since, missing_of(missing, self._size)
+        if quiet_s > self._limit_s and not what:
+            return f"{names} did not come within {self._limit_s:g} s (run.meet_s)"
+        if quiet_s > self._watchdog_s and not self._told:
+            self._told = True
+            warn(f"apex: {self._watchdog_s:g} s without another rank: the others wait for {names}{what}")
+        return None
+
+    def _awaited(self) -> tuple[set[int], str]:
+        """Return the ranks that have not come; once all have, those that are not ready, and that they start."""
+        def lacking(suffix: str) -> set[int]:
+            return {rank for rank in range(self._size) if not (self._folder / f"{rank}{suffix}").exists()}
+
+        return (missing, "") if (missing := lacking("")) else (lacking(f"-{_BUILT}"), ", which start")
+
+
+def missing_of(missing: set[int], size: int) -> str:
+    """Return them as text: "ranks 3, 4 of 5"."""
+    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, sorted(missing)))} of {size}"
