@@ -103,7 +103,8 @@ SETTINGS = {
 def rest_bytes(config, spec):
     """What all ranks need beside the replay ranks' rings."""
     topology = make(config)
-    return sum(memory_module._rest_bytes(config, spec, topology.role(rank)[0]) for rank in range(topology.size))
+    ranks = (memory_module._rest_bytes(config, spec, topology.role(rank)[0]) for rank in range(topology.size))
+    return memory_module._SHARED_BYTES + sum(ranks)
 
 
 def memory(overrides, available, monkeypatch):
@@ -157,7 +158,7 @@ def test_only_the_ranks_of_this_machine_are_counted(monkeypatch):
     config = load("cartpole", [*SETTINGS["pong"], "actor.count=4"])
     spec, topology = env_spec(config.env), make(config)
     one_actor = memory_module._rest_bytes(config, spec, "actor")
-    monkeypatch.setattr(memory_module, "available_bytes", lambda: 2 * one_actor)
+    monkeypatch.setattr(memory_module, "available_bytes", lambda: memory_module._SHARED_BYTES + 2 * one_actor)
     memory_module.check(config, spec, topology, [3, 4])
     with pytest.raises(ConfigError, match="3 ranks are too many"):
         memory_module.check(config, spec, topology, [3, 4, 5])
@@ -257,3 +258,9 @@ def test_more_episodes_of_the_evaluator_than_there_is_memory_for_are_refused(mon
 
 def test_the_memory_free_here_is_a_sensible_number():
     assert 2**26 < memory_module.available_bytes() < 2**50
+
+
+def test_64_small_ranks_fit_into_19_gib(monkeypatch):
+    monkeypatch.setattr(memory_module, "available_bytes", lambda: 19 * 2**30)
+    config = load("cartpole")
+    memory_module.check(config, env_spec(config.env), make(config, 64))
