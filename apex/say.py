@@ -62,50 +62,58 @@ def write(to_stderr: bool, text: str) -> None:
         _write_all(descriptor, data)
 
 
-class Stream(io.TextIOBase):
-    """stdout, or stderr, for libraries that want a file: nothing that is written to it fails."""
+def protect() -> None:
+    """Make stdout and stderr of this process take whatever is written to them, by libraries and at exit too.
 
-    def __init__(self, to_stderr: bool = False):
-        self._to_stderr = to_stderr
-
-    @property
-    def encoding(self) -> str:
-        """The encoding of the stream."""
-        stream = _stream(self._to_stderr)
-        return "utf-8" if stream is None else stream.encoding
-
-    def write(self, text: str) -> int:
-        """Write ``text`` past :func:`divert`; return its length."""
-        write(self._to_stderr, text)
-        return len(text)
-
-    def isatty(self) -> bool:
-        """Whether the stream is there, and a terminal."""
-        stream = _stream(self._to_stderr)
-        try:
-            return stream is not None and stream.isatty()
-        except ValueError:  # it is closed
-            return False
-
-
-def drop_unwritten() -> None:
-    """Drop what others have printed and what cannot be written, which would change the status of this process as it ends."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def open_missing() -> None:
-    """Open the null device as any of stdin, stdout, stderr that is closed; a file opened later would take its number."""
+    An environment that prints must not fail because the terminal has closed, nor the process because Python's last
+    flush does. Any of the descriptors 0 to 2 that is closed is opened on the null device: a file opened later would
+    take its number.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gives the lowest number that is free
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _unfailing(1, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _unfailing(2, sys.stderr)
+
+
+def is_terminal(to_stderr: bool) -> bool:
+    """Whether stdout, or stderr, is there, and a terminal."""
+    stream = _stream(to_stderr)
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+class _Unfailing(io.RawIOBase):
+    """A descriptor that takes all bytes; those that cannot be written are lost."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:
+        with contextlib.suppress(OSError):
+            _write_all(self._descriptor, bytes(data))
+        return len(data)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+
+def _unfailing(descriptor: int, replaced) -> io.TextIOWrapper:
+    encoding = "utf-8" if replaced is None else replaced.encoding
+    buffer = io.BufferedWriter(_Unfailing(descriptor))  # a line of several parts is one write: ranks share a pipe
+    return io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True)
 
 
 def _stream(is_stderr: bool):

@@ -11,7 +11,6 @@ import platform
 import re
 from pathlib import Path
 
-from apex.say import Stream
 from launch.bench_rivals import REFERENCE, Rival
 from launch.output_file import OutputFile
 
@@ -77,7 +76,7 @@ def progress():
     """Return ``shown(cells)``, a context manager that yields the cells and says on the terminal which is being measured."""
     from rich.console import Console
 
-    console = Console(file=Stream(to_stderr=True))
+    console = Console(stderr=True)
 
     @contextlib.contextmanager
     def shown(cells):
@@ -97,7 +96,7 @@ def show(machine: dict, rows: list[dict]) -> None:
     """Print the machine, what was left out, and the tables."""
     from rich.console import Console
 
-    console = Console(file=Stream(), highlight=False)
+    console = Console(highlight=False)
     console.print(f"{machine['cpu']}, core {machine['core']}; {machine['leaves']} leaves; medians of µs a call", markup=False)
     if machine["bytes_per_leaf"]:
         told = (f"{name} {_number(size)}" for name, size in machine["bytes_per_leaf"].items())

@@ -9,7 +9,6 @@ import statistics
 import subprocess
 from dataclasses import dataclass
 
-from apex.say import Stream
 from launch import bench_report, job
 from launch.compare_run import METRICS
 from launch.mpirun import find_mpirun
@@ -66,7 +65,7 @@ def progress():
     """Yield ``told(text)``, which says on the terminal what is being measured."""
     from rich.console import Console
 
-    with Console(file=Stream(to_stderr=True)).status("starting") as status:
+    with Console(stderr=True).status("starting") as status:
         yield status.update
 
 
@@ -217,7 +216,7 @@ class Comparison:
         """Print the machine and the tables."""
         from rich.console import Console
 
-        console = Console(file=Stream(), highlight=False)
+        console = Console(highlight=False)
         if not console.is_terminal:
             console.width = _WIDTH
         for line in self.about():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from apex import config as configuration
 from apex.config import ConfigError
-from apex.say import drop_unwritten, open_missing, warn
+from apex.say import protect, warn
 from launch import world
 from launch.options import Parser
 from launch.submit import KINDS
@@ -29,7 +29,7 @@ _FIRST_RANK_TELLS_S = 120.0  # longest start-up of rank 0 that the other ranks l
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 1 failed, 2 refused."""
     arguments, options = sys.argv[1:] if argv is None else argv, argparse.Namespace()
-    open_missing()
+    protect()
     try:
         options = _parser().parse_args(arguments)
         if options.run_command is not _train:  # which itself says what a signal does
@@ -40,8 +40,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # before there was a run to end
         warn("apex: interrupted")
         return 130
-    finally:
-        drop_unwritten()
 
 
 def _as_typed(refusal: str, options: argparse.Namespace) -> str:

@@ -35,7 +35,7 @@ import time
 from pathlib import Path
 
 from apex.config import ConfigError
-from apex.say import warn
+from apex.say import protect, warn
 from apex.transport.private import TOKEN_VARIABLE, missing_token, read_token
 from launch import leftovers
 from launch.options import Parser
@@ -56,6 +56,7 @@ class Ended(BaseException):
 
 def main(argv: list[str] | None = None) -> int:
     """Start the ranks; return the exit status when all have ended."""
+    protect()
     try:
         options = _parser().parse_args(argv)
         token = _token(options)

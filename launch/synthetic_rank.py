@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from apex.say import warn
+from apex.say import protect, warn
 from apex.schema import limits
 from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
 from launch import world
@@ -21,6 +21,7 @@ _WATCHDOG_S, _DRAIN_S = 3600.0, 20.0
 
 def main() -> int:
     """Be one rank; write what it counted to ``FOLDER/rank-N.json``."""
+    protect()
     options = _parser().parse_args()
     rank, size = world.from_environment()
     topology = Topology(size, options.replay_ranks)
@@ -29,9 +30,7 @@ def main() -> int:
         found = _play(options, topology, rank, joined)
         options.folder.joinpath(f"rank-{rank}.json").write_text(json.dumps(found, allow_nan=False))
     except BaseException:
-        warn(f"{topology.name(rank)} failed:")
-        traceback.print_exc()
-        sys.stderr.flush()
+        warn(f"{topology.name(rank)} failed:\n{traceback.format_exc()}")
         joined.abort()
         return 1
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apex.config import Config
 from apex.run_folder import RunFolder, Tail
-from apex.say import Stream, divert, say, write
+from apex.say import divert, is_terminal, say, write
 from apex.topology import Topology
 
 
@@ -77,7 +77,7 @@ def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=
     """
     from rich.console import Console
 
-    console = console or Console(file=Stream())
+    console = console or Console()
     tail = Tail(RunFolder(folder_path).metrics_path)
     if only_new:
         tail.new_rows()
@@ -113,15 +113,17 @@ def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float):
 
 def _show_live(batches, told: deque, title: str, console) -> None:
     from rich.live import Live
+    from rich.text import Text
 
     with Live(table({}, title), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         for rows in batches:
             while told:
                 to_stderr, text = told.popleft()
-                if to_stderr and not Stream(to_stderr=True).isatty():
+                if to_stderr and not is_terminal(to_stderr):
                     write(to_stderr, text)
                 else:
-                    _print(text.removesuffix("\n"), console)
+                    # Decoded, so that a code that moves the cursor does not tear the table.
+                    console.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
             if rows:
                 live.update(table(rows[-1], title), refresh=True)
 

@@ -104,6 +104,7 @@ class Checkpoints:
         self._told: dict[int, int] = {}  # its number
         self._writing: _Writing | None = None
         self._final = False
+        self._warned: set[str] = set()  # why checkpoints were lost, of late
         self._at_once = config.run.transport == "local"  # so that a run does not depend on how fast its disk is
         checkpoint_files.remove_leftovers(checkpoints)
 
@@ -203,9 +204,15 @@ class Checkpoints:
             self._warn(writing.announced, writing.lost)
         else:
             self._base = writing.announced.number
+            self._warned.clear()
 
     def _warn(self, announced: Announcement, why: str) -> None:
-        warn(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on")
+        """Say so once for each reason, until one is whole again: a folder that is gone will not come back."""
+        reason = why.partition(":")[0]
+        if reason in self._warned:
+            return
+        self._warned.add(reason)
+        warn(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on (told once until one is written)")
 
     def _next_due(self, learner_steps: int) -> int:
         return (learner_steps // self._period + 1) * self._period

@@ -23,6 +23,17 @@ SMALL = {
     "run.stop_at_target": "false", "run.max_learner_steps": 1_000_000, "learner.checkpoint_period": 1_000_000,
 }  # fmt: skip
 SHORT = {"run.max_learner_steps": 40}
+LOUD = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Loud(CartPoleEnv):
+    def step(self, action):
+        print("\u2502" * 500)
+        return super().step(action)
+
+gymnasium.register("Loud-v0", Loud, max_episode_steps=100)
+"""
 STARTS_S, ENDS_S = 60, 60
 
 
@@ -109,6 +120,23 @@ class TestReaders:
     def test_no_command_fails_for_its_words(self, run_to_end, command):
         ended = run_to_end(told_into("> /dev/full", [*APEX, *command]))
         assert ended.returncode in (0, 2) and "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
+
+    @pytest.mark.parametrize("where", ["> /dev/full 2>&1", "> FOLDER/shown"], ids=["full", "ascii"])
+    def test_an_environment_that_prints_does_not_fail_for_its_words(self, run_to_end, tmp_path, where):
+        (tmp_path / "loud.py").write_text(LOUD)
+        command = train("local", tmp_path / "runs", run__max_learner_steps=40, env__id="loud:Loud-v0", env__max_restarts=0)
+        environment = {"PYTHONPATH": str(tmp_path), "PYTHONIOENCODING": "ascii"}
+        ended = run_to_end(told_into(where.replace("FOLDER", str(tmp_path)), command), environment)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        check_result(tmp_path / "runs", "learner_steps")
+
+    def test_readers_that_leave_a_command_of_one_answer_cost_nothing(self, run_to_end, tmp_path):
+        assert run_to_end(train("local", tmp_path / "runs", run__max_learner_steps=40)).returncode == 0
+        run = tmp_path / "runs" / "latest"
+        for number, command in enumerate((["eval", run, "--episodes", "1"], ["plot", run, "--out", tmp_path / "curve.png"], ["doctor"])):
+            status = tmp_path / f"status-{number}"
+            ended = run_to_end(["sh", "-c", f'{{ "$@"; echo $? > {status}; }} | true', "sh", *APEX, *command])
+            assert ended.stderr == "" and status.read_text().strip() in ("0", "1" if command == ["doctor"] else "0")
 
     def test_characters_that_the_terminal_does_not_know_are_escaped(self, run_to_end, tmp_path):
         command = train("local", tmp_path / "läufe", run__max_learner_steps=40)

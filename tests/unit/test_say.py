@@ -11,7 +11,8 @@ from apex import say
 
 def told(code: str, **options) -> subprocess.CompletedProcess:
     """Run ``code`` as a process of its own."""
-    return subprocess.run([sys.executable, "-c", f"from apex import say\n{code}"], capture_output="stdout" not in options, text=True, **options)
+    command = [sys.executable, "-c", f"from apex import say\n{code}"]
+    return subprocess.run(command, capture_output="stdout" not in options, text=True, **options)
 
 
 def test_each_stream_gets_its_lines_whole(capfd):
@@ -34,7 +35,7 @@ def test_what_an_encoding_does_not_have_is_escaped(encoding, shown):
 def test_a_full_disk_takes_nothing_and_costs_nothing(name):
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-c", "from apex import say\nprint('lost')\nsay.say('x'), say.warn('x'), say.drop_unwritten()"],
+            [sys.executable, "-c", "from apex import say\nsay.protect(), print('lost'), say.say('x'), say.warn('x')"],
             env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},  # so that "lost" is held back
             **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, name: full},
         )
@@ -42,7 +43,7 @@ def test_a_full_disk_takes_nothing_and_costs_nothing(name):
 
 
 def test_a_stream_that_was_closed_before_the_start_is_not_taken_by_a_file():
-    code = "say.open_missing(); f = open('/dev/null'); say.say('x'); say.warn(str(f.fileno() > 2))"
+    code = "say.protect(); f = open('/dev/null'); say.say('x'); say.warn(str(f.fileno() > 2))"
     ended = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", f"from apex import say\n{code}"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "True\n")
 
@@ -88,8 +89,48 @@ def test_a_line_to_a_terminal_that_has_closed_is_lost():
     import pty
 
     master, slave = pty.openpty()
-    code = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.stdin.read(1); say.say('x'); say.warn('x'); say.drop_unwritten()"
+    code = "import signal, sys; say.protect(); signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.stdin.read(1); say.say('x'); say.warn('x'); print('x')"
     with subprocess.Popen([sys.executable, "-c", f"from apex import say\n{code}"], stdin=subprocess.PIPE, stdout=slave, stderr=slave) as process:
         os.close(slave), os.close(master)
         process.communicate(b"x")
     assert process.returncode == 0
+
+
+PRINTS = """
+import argparse, sys
+say.protect()
+print("printed \u2502"), print("not ended \u2502", end=""), print("\u2502", end="", file=sys.stderr)
+if sys.argv[1] == "raises":
+    raise ValueError("\u2502")
+argparse.ArgumentParser().parse_args(["--help"])
+"""
+
+
+def closed_terminal() -> int:
+    """Return a descriptor on which every write fails with EIO."""
+    master, slave = os.openpty()
+    os.close(master)
+    return slave
+
+
+def unread_pipe() -> int:
+    """Return a descriptor on which every write fails with EPIPE."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def full_disk() -> int:
+    """Return a descriptor on which every write fails with ENOSPC."""
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+@pytest.mark.parametrize("make", [closed_terminal, unread_pipe, full_disk])
+@pytest.mark.parametrize("how, status", [("helps", 0), ("raises", 1)])
+def test_what_libraries_and_python_itself_print_changes_no_status(make, how, status):
+    descriptor = make()
+    code = [sys.executable, "-c", f"from apex import say\n{PRINTS}", how]
+    assert subprocess.run(code, stdout=descriptor, stderr=descriptor).returncode == status
+    ended = subprocess.run(code, stdout=descriptor, stderr=subprocess.PIPE)
+    os.close(descriptor)
+    assert ended.returncode == status and b"Exception ignored" not in ended.stderr

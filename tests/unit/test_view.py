@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from apex import say
 from apex.config import ConfigError
 from apex.metrics import ROW_FIELDS, Hub
 from apex.run_folder import RunFolder
@@ -113,6 +114,19 @@ def test_follow_shows_a_live_table_on_a_terminal_up_to_the_last_row(tmp_path):
     text = screen.file.getvalue()
     assert "cartpole" in text and "4210 steps" in text
     assert text.rindex("7777 steps") > text.rindex("4210 steps")
+
+
+def test_codes_in_what_is_told_do_not_move_the_cursor_of_the_live_table(tmp_path):
+    screen = console(True)
+
+    def is_alive():
+        say.say("\x1b[3Aup \x1b[2Jgone\rback\x07")
+        return False
+
+    view.follow(tmp_path, is_alive, "cartpole", screen)
+    shown = screen.file.getvalue()
+    assert "up gone" in shown or "back" in shown
+    assert "\x1b[3A" not in shown and "\x1b[2J" not in shown and "\x07" not in shown
 
 
 def test_the_live_table_shows_the_newest_of_several_rows(tmp_path):
