@@ -1,5 +1,6 @@
 """The environment families of this project against the conformance suite."""
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -17,6 +18,36 @@ class TestCartPole(EnvConformance):  # a vector implementation of its own; NEXT_
 class TestMountainCar(EnvConformance):  # one copy per row; NEXT_STEP; truncations
     config = EnvConfig(family="gymnasium", id="MountainCar-v0")
     num_envs = 2
+
+
+class CutInInfo(gymnasium.Wrapper):
+    """Cuts an episode after ten steps as environments made for Gym before 0.26 do: only ``info`` tells it from an end."""
+
+    def reset(self, **options):
+        self.steps = 0
+        return self.env.reset(**options)
+
+    def step(self, action):
+        obs, reward, terminated, _, info = self.env.step(action)
+        self.steps += 1
+        cut = self.steps == 10 and not terminated
+        return obs, reward, terminated or cut, False, info | {"TimeLimit.truncated": cut}
+
+
+gymnasium.register("CutInInfo-v0", lambda **options: CutInInfo(gymnasium.make("CartPole-v1", **options).unwrapped))
+
+
+class TestTruncationToldInInfo(EnvConformance):
+    config = EnvConfig(family="gymnasium", id="CutInInfo-v0")
+
+    def test_what_info_calls_cut_is_truncated_and_what_ends_by_itself_terminated(self, walk):
+        assert walk.truncated.any() and walk.terminated.any()
+        for row in range(walk.num_envs):
+            ends = np.flatnonzero(walk.done[:, row])
+            lengths = [walk.valid[a + 1 : b + 1, row].sum() for a, b in zip((-1, *ends), ends, strict=False)]
+            cut = walk.truncated[ends, row]
+            assert max(lengths) == 10 and all(length == 10 for length, c in zip(lengths, cut, strict=True) if c)
+            assert not cut[np.array(lengths) < 10].any()
 
 
 class Atari(EnvConformance):
