@@ -53,7 +53,7 @@ class Actor(Role):
         self._every_env = np.arange(envs)
         self._q: np.ndarray | None = None  # Q-values of the observation to act from,
         self._q_version = -1  # and the version of the weights they are from
-        self._return = np.zeros(envs)
+        self._return = np.zeros(envs)  # full scores of the games that are being played
         if saved is not None:
             rank_state.restore_rng(saved, ACTOR, index, self.rng)
             self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
@@ -173,8 +173,8 @@ class Actor(Role):
         self.counters.add("env_frames", steps * self._frames_per_step)
         self.counters.set("env_restarts", self._restarts_before + self.envs.restarts)
         self._return[~step.valid] = 0.0
-        self._return += step.reward
-        ended = np.flatnonzero(step.terminated | step.truncated)
+        self._return += step.score
+        ended = np.flatnonzero(step.game_over)
         if ended.size:
             self.counters.add("episodes", ended.size)
             self.counters.add("return_sum", self._return[ended].sum())

@@ -24,6 +24,7 @@ class Episodes:
 
     ``returns`` float64[V] and ``lengths`` int64[V] (agent steps) are those of each one's first episode. An
     episode that has not ended after ``most_frames`` env frames is cut there, and is counted in ``cut``.
+    ``all_alike`` says that every observation so far was the same in all of them, so that they are one episode.
     """
 
     def __init__(self, envs: VectorEnv | GuardedEnvs, epsilon: float, seed: int, most_frames: int):
@@ -36,6 +37,7 @@ class Episodes:
         self.returns = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, np.int64)
         self.running = np.ones(envs.num_envs, bool)
+        self.all_alike = envs.num_envs > 1 and bool((self.obs == self.obs[:1]).all())
 
     @property
     def done(self) -> bool:
@@ -45,6 +47,7 @@ class Episodes:
     def step(self, q_values) -> None:
         """Make one vector step with ``q_values(obs) -> float32[V, A]``."""
         step = self.envs.step(epsilon_greedy(q_values(self.obs), self.epsilons, self.rng))
+        self.all_alike = self.all_alike and bool((step.last_obs == step.last_obs[:1]).all())
         self.returns += np.where(self.running, step.reward, 0.0)
         self.lengths += self.running
         self.running &= ~(step.terminated | step.truncated)
@@ -81,6 +84,7 @@ class Evaluator(Role):
         self._complained = False
         self._episodes: Episodes | None = None
         self._unreported = False
+        self._told_alike = False
         if port.about is not None:  # the counters of the process whose place this one takes
             self.counters = Counters.from_vector(EVALUATOR, np.array(port.about["counters"]))
         self._from_steps = 0  # learner steps of the next weights that are evaluated, or more
@@ -142,5 +146,13 @@ class Evaluator(Role):
         self.counters.set("eval_return", float(self._episodes.returns.mean()))
         self.counters.set("eval_episodes", len(self._episodes.returns))
         self.counters.set("eval_version", self.policy.param_version)
+        self._tell_if_alike()
         self._episodes, self._unreported = None, True
         self._from_steps = self.policy.learner_steps + self.config.period
+
+    def _tell_if_alike(self) -> None:
+        """Say once that an evaluation was one episode, played many times."""
+        if self._episodes.all_alike and not self._told_alike:
+            self._told_alike = True
+            many = len(self._episodes.returns)
+            warn(f"apex: evaluator: its {many} episodes were one and the same, step by step; their mean is of one number")

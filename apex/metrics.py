@@ -154,6 +154,7 @@ class Hub:
     def row(self, last: bool = False) -> dict:
         """Return the next row: :data:`ROW_FIELDS` -> int, float, or None where not known.
 
+        train_return is the mean full score of whole training games: neither clipped nor by lives.
         Rates, waits (percent, 0 to 100) and train_return cover the time since the previous row; in the
         ``last`` row since the one before, as it may come any moment after the previous.
         """

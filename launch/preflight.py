@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from apex import algorithms
 from apex.config import Config, ConfigError
+from apex.envs import is_always_the_same
+from apex.say import warn
 from apex.schema import EnvSpec, intake_layout
 from replay_rank.index import index_class, make_index
 from replay_rank.rate_limit import RateLimiter
@@ -22,8 +24,19 @@ def check(config: Config) -> EnvSpec:
     _layout_or_refuse(config, spec)
     algorithms.load(config.algorithm.name).make_network(config, spec)
     device(config.learner.device)
+    _tell_of_equal_episodes(config)
     try_out(config, spec)  # last, since it takes longest
     return spec
+
+
+def _tell_of_equal_episodes(config: Config) -> None:
+    """Say where every evaluation plays one episode over and over: its mean is of one number."""
+    evaluator = config.evaluator
+    if evaluator.episodes > 1 and evaluator.epsilon == 0.0 and is_always_the_same(config.env):
+        warn(
+            f"apex: the {evaluator.episodes} episodes of an evaluation are one and the same: nothing is random in it"
+            " (env.noop_max, env.sticky_actions and evaluator.epsilon are 0)"
+        )
 
 
 def _check_index(config: Config) -> None:

@@ -12,6 +12,7 @@ A *family* is a module of this folder, found by its name (``env.family``), that 
 - ``make_envs(env, num_envs, seed, *, evaluation, render) -> VectorEnv``
 - ``env_spec(env) -> EnvSpec``
 - ``rows_to_try(env, num_envs, *, evaluation) -> int``, how many of them stand for all
+- ``is_always_the_same(env) -> bool``
 - ``BYTES_PER_ENV``, the memory that one more environment takes, as measured
 
 ``tests/conformance/env_conformance.py`` holds the tests that every family passes.
@@ -31,7 +32,7 @@ from apex.schema import EnvSpec
 
 __all__ = [
     "EnvironmentFailure", "GuardedEnvs", "Timestep", "VectorEnv", "bytes_per_env", "env_spec", "families", "make_envs",
-    "rows_to_try",
+    "is_always_the_same", "rows_to_try",
 ]
 
 _NOT_FAMILIES = {"foreign", "guard", "trial", "vector"}
@@ -70,6 +71,11 @@ def rows_to_try(env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
 def bytes_per_env(env: EnvConfig) -> int:
     """Return the memory that each environment takes, beside what the first one loads. Raises :class:`ConfigError` for an unknown family."""
     return _family(env.family).BYTES_PER_ENV
+
+
+def is_always_the_same(env: EnvConfig) -> bool:
+    """Whether it is known that equal actions give the same episode for every seed. Raises :class:`ConfigError` for an unknown family."""
+    return _family(env.family).is_always_the_same(env)
 
 
 def families() -> list[str]:

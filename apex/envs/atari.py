@@ -2,18 +2,23 @@
 
 ``env.id`` is the ROM name (``pong``). Observations are uint8 [stack, size, size], oldest frame
 first. Within an episode each step shifts the stack by one frame, up to and including the terminal
-observation; the first observation is all zero but for its newest frame. The conformance tests hold
+observation; the first observation of a game is all zero but for its newest frame. The conformance tests hold
 it to both, for frames are stored once and shared on the strength of them.
+
+With ``env.episodic_life`` a lost life ends an episode for learning: it is terminated, and no transition joins
+what comes before and after. The game itself goes on with the lives that are left, without a reset, so the next
+episode begins with the same observation that ended the last one.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from typing import ClassVar
 
 import numpy as np
-from ale_py import AtariVectorEnv, roms
+from ale_py import Action, ALEInterface, AtariVectorEnv, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
 
 from apex.config import ConfigError, EnvConfig
@@ -34,16 +39,47 @@ class _Ale(AtariVectorEnv):
     # is the one that all Gymnasium vector environments share.
     metadata: ClassVar[dict] = {}
 
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        self.lives = info["lives"].copy()
+        return obs, info
 
-class _AleWithScreen(VectorEnv):
+    def step(self, actions):
+        """Note the lives that are left, int32[V]: where a game has ended, those of the next."""
+        *result, info = super().step(actions)
+        self.lives = info["lives"].copy()
+        return *result, info
+
+
+class _Games(VectorEnv):
+    """Makes of a game what is learnt from: clipped rewards, and, if asked, an end of the episode at each lost life."""
+
+    def __init__(self, ale: _Ale, spec: EnvSpec, seed: np.ndarray, clip: bool, by_life: bool):
+        # Its observation arrays are new at every step (a test holds on to them and looks again).
+        super().__init__(ale, spec, seed, fresh_arrays=True)
+        self._ale, self._clip, self._by_life = ale, clip, by_life
+
+    def step(self, actions: np.ndarray) -> Timestep:
+        lives = self._ale.lives
+        step = super().step(actions)
+        if self._clip:
+            step = step._replace(reward=np.sign(step.score))
+        if self._by_life:
+            # At 0 lives some games still have a few frames to go before they are over.
+            lost = (self._ale.lives < lives) & (self._ale.lives > 0) & ~step.game_over
+            step = step._replace(terminated=step.terminated | lost, first=step.first | lost)
+        return step
+
+
+class _GamesWithScreen(_Games):
     """Row 0 is played a second time, in colour and at full size, to be shown.
 
     AtariVectorEnv has no picture to render, but its runs repeat exactly: the second emulator has the
     same seed and gets the same actions.
     """
 
-    def __init__(self, env: AtariVectorEnv, spec: EnvSpec, seed: np.ndarray, screen: AtariVectorEnv):
-        super().__init__(env, spec, seed, fresh_arrays=True)
+    def __init__(self, *games, screen: _Ale):
+        super().__init__(*games)
         self._screen = screen
         self._frames = None
 
@@ -54,8 +90,8 @@ class _AleWithScreen(VectorEnv):
     def step(self, actions: np.ndarray) -> Timestep:
         timestep = super().step(actions)
         self._frames, *shown, _ = self._screen.step(np.asarray(actions[:1], np.int64))
-        played = (timestep.reward, timestep.terminated, timestep.truncated)
-        if any(s[0] != p[0] for s, p in zip(shown, played, strict=True)):
+        reward, terminated, truncated = (values[0] for values in shown)
+        if reward != timestep.score[0] or (terminated or truncated) != timestep.game_over[0]:
             raise RuntimeError("the game on the screen has left the game that is played")
         return timestep
 
@@ -70,19 +106,20 @@ class _AleWithScreen(VectorEnv):
 
 def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
     """Return ``num_envs`` games of ``env.id``; see :func:`apex.envs.make_envs`."""
-    options = _options(env, evaluation)
-    made = _Ale(_rom(env.id), num_envs, **options)
+    rom = _rom(env.id)
+    options = _options(env)
+    made = _Ale(rom, num_envs, **options)
     seeds = (seed + np.arange(num_envs)) % 2**31  # the emulator's seeds are 31 bits; -1 would be random
+    games = made, _spec_of(env, made), seeds, env.clip_rewards and not evaluation, env.episodic_life and not evaluation
     if render:
-        screen = _Ale(_rom(env.id), 1, **{**options, **_SCREEN})
-        return _AleWithScreen(made, _spec_of(env, made), seeds, screen)
-    # Its observation arrays are new at every step (a test holds on to them and looks again).
-    return VectorEnv(made, _spec_of(env, made), seeds, fresh_arrays=True)
+        return _GamesWithScreen(*games, screen=_Ale(rom, 1, **{**options, **_SCREEN}))
+    return _Games(*games)
 
 
 def env_spec(env: EnvConfig) -> EnvSpec:
     """Return the spec of the game ``env.id`` with the preprocessing of ``env``."""
-    made = _Ale(_rom(env.id), 1, **_options(env, evaluation=True))
+    rom = _rom(env.id)  # refused before it is loaded
+    made = _Ale(rom, 1, **_options(env))
     try:
         return _spec_of(env, made)
     finally:
@@ -92,6 +129,11 @@ def env_spec(env: EnvConfig) -> EnvSpec:
 def rows_to_try(env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
     """Return 2 at most: emulators are copies, and take 0.1 s each to make."""
     return min(num_envs, 2)
+
+
+def is_always_the_same(env: EnvConfig) -> bool:
+    """Whether equal actions give the same episode for every seed: neither no-ops at the start nor sticky actions are drawn."""
+    return env.noop_max == 0 and env.sticky_actions == 0.0
 
 
 def rom_names() -> list[str]:
@@ -106,7 +148,7 @@ def rom_of(name: str) -> str | None:
     return by_plain_name.get(match[1].replace("_", "").lower()) if match else None
 
 
-def _options(env: EnvConfig, evaluation: bool) -> dict:
+def _options(env: EnvConfig) -> dict:
     """Return AtariVectorEnv's arguments. Each is explicit: its defaults are not those of the ids."""
     return {
         "frameskip": env.frame_skip,
@@ -114,10 +156,11 @@ def _options(env: EnvConfig, evaluation: bool) -> dict:
         "img_height": env.frame_size,
         "img_width": env.frame_size,
         "repeat_action_probability": env.sticky_actions,
-        "noop_max": env.noop_max,
+        # It draws 0 to one less than this, and where a game needs FIRE that takes the place of one of them.
+        "noop_max": env.noop_max and env.noop_max + (2 if _starts_with_fire(env.id) else 1),
         "max_num_frames_per_episode": env.max_episode_frames,
-        "episodic_life": env.episodic_life and not evaluation,
-        "reward_clipping": env.clip_rewards and not evaluation,
+        "episodic_life": False,  # which would reset the game; see _Games
+        "reward_clipping": False,  # full scores are wanted too
         "grayscale": True,
         "maxpool": True,
         "use_fire_reset": True,
@@ -126,6 +169,15 @@ def _options(env: EnvConfig, evaluation: bool) -> dict:
         # NEXT_STEP would spend a step of every episode on its reset.
         "autoreset_mode": AutoresetMode.SAME_STEP,
     }
+
+
+@functools.cache
+def _starts_with_fire(rom: str) -> bool:
+    """Whether FIRE is pressed after the no-ops of a reset: in games that have it among their actions."""
+    ALEInterface.setLoggerMode(LoggerMode.Error)  # else it greets
+    ale = ALEInterface()
+    ale.loadROM(roms.get_rom_path(rom))
+    return Action.FIRE in ale.getMinimalActionSet()
 
 
 def _spec_of(env: EnvConfig, made: AtariVectorEnv) -> EnvSpec:

@@ -90,7 +90,8 @@ class GuardedEnvs:
 
     def _begun(self, obs: np.ndarray) -> Timestep:
         no, yes = np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool)
-        return Timestep(obs, obs, np.zeros(self.num_envs, np.float32), no, no, valid=no, first=yes)
+        none = np.zeros(self.num_envs, np.float32)
+        return Timestep(obs, obs, none, no, no, valid=no, first=yes, score=none, game_over=no)
 
     def _restart(self, error: BaseException) -> None:
         """Tell what failed, and make the environments anew unless that has been done too often."""

@@ -51,6 +51,11 @@ def rows_to_try(env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
     return num_envs if whole else min(num_envs, 2)
 
 
+def is_always_the_same(env: EnvConfig) -> bool:
+    """Return False: what an environment draws from its seed is not known before it is played."""
+    return False
+
+
 def _make_vec(name: str, num_envs: int, mode: str | None, render: bool) -> gymnasium.vector.VectorEnv:
     _check_id(name)
     options = {}

@@ -29,6 +29,10 @@ class Timestep(NamedTuple):
     row only carried a reset: its action was ignored and its reward is 0. ``first`` bool[V] is True
     where ``obs`` is the first observation of a new episode.
 
+    These are what is learnt from. What a player would call the score is beside them: ``score`` float32[V], the
+    reward as the environment gave it (``reward`` may be clipped), and ``game_over`` bool[V], where the game
+    itself has ended (an episode may also end at a lost life, after which the same game goes on).
+
     An episode that ends at step t looks like this:
 
     - SAME_STEP, DISABLED: at t, ``last_obs`` is terminal, ``obs`` the reset observation, ``first``.
@@ -42,6 +46,8 @@ class Timestep(NamedTuple):
     truncated: np.ndarray
     valid: np.ndarray
     first: np.ndarray
+    score: np.ndarray
+    game_over: np.ndarray
 
 
 class VectorEnv:
@@ -81,7 +87,7 @@ class VectorEnv:
         truncated = np.logical_and(truncated, valid) & ~terminated
         terminated, truncated = self._heed_info(info, terminated, truncated, valid)
         obs, last_obs, first = self._settle(self._observations(raw), terminated | truncated, info)
-        return Timestep(obs, last_obs, reward, terminated, truncated, valid, first)
+        return Timestep(obs, last_obs, reward, terminated, truncated, valid, first, reward, terminated | truncated)
 
     def render(self) -> np.ndarray:
         """Return a picture of row 0, uint8 [H, W, 3]. Raises RuntimeError if made without ``render``."""

@@ -100,6 +100,12 @@ class EnvConformance:
     def test_the_walk_ends_episodes_in_every_row(self, walk):
         assert walk.done.any(axis=0).all(), "choose settings with which random play ends some episodes"
 
+    def test_a_games_end_ends_an_episode_and_the_score_is_what_the_reward_is_made_of(self, walk):
+        for t in walk.timesteps:
+            assert t.game_over.dtype == np.bool_ and t.score.dtype == np.float32 and t.score.shape == (walk.num_envs,)
+            assert not (t.game_over & ~(t.terminated | t.truncated)).any()
+            assert np.array_equal(np.sign(t.score), np.sign(t.reward))
+
     def test_termination_and_truncation_exclude_each_other(self, walk):
         assert not (walk.terminated & walk.truncated).any()
 

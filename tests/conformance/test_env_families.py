@@ -67,6 +67,16 @@ class TestBreakout(Atari):  # terminations, FIRE at reset, sticky actions
 class TestBreakoutLives(Atari):  # an episode per life
     config = EnvConfig(family="atari", id="breakout", frame_size=42, stack=2, episodic_life=True)
 
+    def test_a_first_observation_is_all_zero_but_for_its_newest_frame(self, walk):
+        """Or, after a lost life, the very observation that ended the last episode: the game goes on."""
+        lives = 0
+        for t in walk.timesteps:
+            assert not t.obs[t.game_over, :-1].any()
+            lost = t.first & ~t.game_over
+            assert np.array_equal(t.obs[lost], t.last_obs[lost])
+            lives += lost.sum()
+        assert lives >= 2 * walk.num_envs
+
 
 class TestPong(Atari):  # truncations, the paper's frames
     config = EnvConfig(family="atari", id="pong", max_episode_frames=400)

@@ -231,7 +231,7 @@ def test_the_end_of_an_atari_episode_is_what_next_step_mode_shows():
     """SAME_STEP's final and reset observations against the terminal and reset rows of NEXT_STEP."""
     from ale_py import AtariVectorEnv
 
-    options = {"stack_num": 2, "img_height": 42, "img_width": 42, "num_threads": 1, "reward_clipping": False}
+    options = {"stack_num": 2, "img_height": 42, "img_width": 42, "num_threads": 1, "reward_clipping": False, "noop_max": 32}
     same = make_envs(atari("breakout", stack=2, clip_rewards=False), 1, 5)
     other = AtariVectorEnv("breakout", 1, autoreset_mode="NextStep", **options)
     other.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}

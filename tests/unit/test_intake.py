@@ -133,7 +133,8 @@ def first_observation_as_stored(obs):
 
 def timestep(obs):
     yes, no = np.ones(1, bool), np.zeros(1, bool)
-    return Timestep(obs, obs, np.zeros(1, np.float32), yes, no, yes, no)
+    none = np.zeros(1, np.float32)
+    return Timestep(obs, obs, none, yes, no, yes, no, none, yes)
 
 
 @pytest.mark.parametrize("frames", [[-0.0], [0.0, -0.0, 0.0, -0.0], [np.nan, np.nan, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0]])
