@@ -12,7 +12,7 @@ from apex.transport.local import LocalWorld
 
 def test_replay_ranks_take_turns_from_the_actors_own_first():
     credits = IntakeCredits(3, first=4, limit=2)
-    assert [credits.take() for _ in range(6)] == [1, 2, 0, 1, 2, 0]
+    assert [credits.take() for _ in range(6)] == [1, 2, 0, 2, 0, 1]
     assert not credits.free()
     with pytest.raises(RuntimeError, match="without a free credit"):
         credits.take()
@@ -39,3 +39,20 @@ def test_one_replay_rank_that_takes_nothing_does_not_starve_the_other():
         actor.completed_intake()
     assert len(world.intake[0]) == 2, "the blocked rank holds its own credits and no more"
     assert taken >= 90
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("envs", [1, 2, 3, 4, 5, 6, 8, 12, 16])
+def test_every_environment_meets_all_replay_ranks_alike_whatever_the_two_numbers(envs, ranks):
+    credits, met = IntakeCredits(ranks, first=1, limit=4), np.zeros((envs, ranks))
+    for batch in range(envs * 1024):
+        replay = credits.take()
+        met[batch % envs, replay] += 1
+        credits.give_back(replay)
+    assert np.abs(met / 1024 - 1 / ranks).max() < 0.03
+
+
+def test_every_round_of_batches_goes_to_all_replay_ranks():
+    credits = IntakeCredits(3, first=2, limit=99)
+    sent = [credits.take() for _ in range(99)]
+    assert all(sorted(sent[i : i + 3]) == [0, 1, 2] for i in range(0, 99, 3))
