@@ -77,6 +77,19 @@ class Announcement(NamedTuple):
         return f"step-{self.learner_steps:09d}"
 
 
+_LAST_WORD = -2  # in place of a checkpoint's number
+
+
+def last_word() -> np.ndarray:
+    """Return what the learner tells a replay rank at the end, when all actors are through: nothing new will come."""
+    return _words([_LAST_WORD])
+
+
+def is_last_word(words: np.ndarray) -> bool:
+    """Whether an announcement is the ``last_word``."""
+    return words[0] == _LAST_WORD and not words[1:].any()
+
+
 class Reply(NamedTuple):
     """What a rank answers: the number, 0 or the error number of what went wrong, and words of its own."""
 

@@ -5,7 +5,8 @@ whoever drives the role decides how to wait (see ``apex/transport/drive.py``). A
 flat uint8 arrays laid out by ``apex.schema``; nothing on these paths is pickled.
 
 Ending: the learner calls ``stop``; every other port then reports ``stopping``. A role that sees it
-sends nothing new except its last report and calls ``finish``; ``finished`` turns true once every
+sends nothing new except its last report and calls ``finish``; a replay rank does so when the learner has told
+it that all actors are through, so that its last counts hold all that was on its way. ``finished`` turns true once every
 message of every rank has been received, so no rank leaves while another still sends to it.
 """
 
@@ -158,6 +159,10 @@ class ReplayPort(Port, Protocol):
     def refuse_sample(self) -> None:
         """Answer the oldest open request with nothing, as the run is ending."""
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing that has been taken is still to be handed out by ``poll``."""
+
 
 class LearnerPort(Port, Protocol):
     """The learner draws, returns priorities, publishes, hears reports, and ends the run."""
@@ -181,7 +186,10 @@ class LearnerPort(Port, Protocol):
         """Return the reports received since the last call."""
 
     def announce(self, rank: int, words: np.ndarray) -> None:
-        """Tell a rank (int64[WORDS], copied); not again before it has answered, so that one at most is on its way."""
+        """Tell a rank (int64[WORDS], copied); not again before it has answered, so that one at most is on its way.
+
+        After ``stop`` once more at most, without an answer, and it arrives after all else that this rank was sent.
+        """
 
     def poll_answers(self) -> list[Answer]:
         """Return the answers received since the last call."""

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from apex.checkpoint_files import Announcement
+from apex.checkpoint_files import Announcement, is_last_word
 from apex.metrics import Counters
 from apex.ports import Port
 
@@ -23,12 +23,14 @@ class Role:
         self.port = port
         self._report_period_s = min(log_period_s / 8, 1.0)  # so that every row of the log sees fresh reports
         self._next_report = 0.0
-        self._finishing = False
+        self._finishing = self.heard_last_word = False
 
     def step(self) -> bool:
         """Do one unit of work; return False when there was nothing to do but wait."""
         self.port.progress()
         announced = self.port.poll_announcement()
+        if announced is not None and is_last_word(announced):  # it may overtake the word to stop
+            self.heard_last_word, announced = True, None
         if self.port.stopping:
             return self._end()
         if announced is not None:
@@ -59,6 +61,10 @@ class Role:
         """Say in a few words what the role waits for when ``step`` returns False; None if it may wait for long."""
         return self.port.waits_for()
 
+    def may_finish(self) -> bool:
+        """Whether the counters will not change any more, so that the last report can be sent."""
+        return True
+
     def update_counters(self) -> None:
         """Bring counters up to date before a report."""
 
@@ -80,9 +86,11 @@ class Role:
             self.heed(announced)
 
     def _end(self) -> bool:
-        if not self._finishing and self.report():  # the last counts wait for an earlier report to arrive
+        if not self._finishing and self.may_finish() and self.report():  # the last counts wait for an earlier report to arrive
             self._finishing = True
             self.port.finish()
+        elif not self._finishing and not self.may_finish():
+            self._report_if_due()  # so that the learner sees it at work
         return self.wind_down()
 
     def _report_if_due(self) -> None:

@@ -30,6 +30,7 @@ class Company:
         self.checkpoints = checkpoints
         acting, now = range(topology.evaluator_rank, topology.size), time.monotonic()
         self._silent_at = dict.fromkeys(acting, now + _STARTS_S)  # when each has been silent for too long
+        self._at_work_until = dict.fromkeys(topology.replay_ranks_range, now)  # by replay rank, as its last report tells
         self._looked, self._is_ending = now, False
         self._replacements = dict.fromkeys(acting, 0)
         self._unreplaced: set[int] = set()  # lost for good
@@ -40,6 +41,8 @@ class Company:
         rank = self.topology.rank(role, index)
         if rank in self._silent_at:
             self._silent_at[rank] = time.monotonic() + self._patience_s()
+        elif rank in self._at_work_until:
+            self._at_work_until[rank] = time.monotonic() + self._patience_s()
 
     def step(self) -> None:
         """Do what there is to be done."""
@@ -95,7 +98,7 @@ class Company:
 
     def _judge_silence(self, now: float) -> None:
         held_up, self._looked = now - self._looked, now
-        judged = self._judged_at_the_end() if self._is_ending else set()
+        judged = self._judged_at_the_end(now) if self._is_ending else set()
         begins_to_end, self._is_ending = self.port.stopping and not self._is_ending, self.port.stopping
         for rank in self._silent_at:
             if held_up > _LONG_LOOK_S:
@@ -107,10 +110,11 @@ class Company:
             done = "its process is ended" if self.port.kill(rank) else "there is no process that could be ended, nor one in its place yet"
             self._say(f"{self.topology.name(rank)} has been silent for too long (run.silence_s): {done}")
 
-    def _judged_at_the_end(self) -> set[int]:
-        """Return the ranks that the end waits for, unless it waits for a replay rank, for which they may wait too."""
+    def _judged_at_the_end(self, now: float) -> set[int]:
+        """Return the acting ranks that the end waits for, unless a replay rank is silent, for which they may wait."""
         awaited = self.port.awaited()
-        return awaited if all(map(self.topology.is_acting, awaited)) else set()
+        acting = set(filter(self.topology.is_acting, awaited))
+        return acting if all(self._at_work_until.get(rank, now) > now for rank in awaited - acting) else set()
 
     def _patience_s(self) -> float:
         """Return how long a rank may be silent: at the end no longer than leaves time to end without it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from apex import rank_state, weights
+from apex.checkpoint_files import last_word
 from apex.config import Config
 from apex.metrics import Counters
 from apex.ports import LearnerPort
@@ -37,6 +38,7 @@ class Learner(Role):
         self._make_messages(config)
         self._turn = self._requested = 0  # replay rank that is asked next; batches asked for
         self._param_version = 0
+        self._said_last_word = False
         steps = -1 if saved is None else saved.learner_steps
         self.checkpoints = Checkpoints(config, topology, record.folder.checkpoints, port, steps)
         if saved is None:
@@ -66,7 +68,16 @@ class Learner(Role):
         """Keep hearing reports; the last ones complete the counts of the result."""
         if self.company is not None:
             self.company.step()
+        self._say_last_word()
         return self._hear_reports()
+
+    def _say_last_word(self) -> None:
+        """Tell the replay ranks once all actors are through, so that their last reports are of all that was on its way."""
+        topology = self.record.topology
+        if not self._said_last_word and self.port.awaited().isdisjoint(topology.actor_ranks):
+            self._said_last_word = True
+            for rank in topology.replay_ranks_range:
+                self.port.announce(rank, last_word())
 
     def waiting_for(self) -> str:
         """Say what the learner waits for."""

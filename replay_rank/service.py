@@ -73,6 +73,10 @@ class ReplayService(Role):
             self.port.refuse_sample()
         return handled
 
+    def may_finish(self) -> bool:
+        """Whether all that was on its way when the run ended has been counted."""
+        return self.heard_last_word and self.port.quiet
+
     def heed(self, announced: Announcement) -> None:
         """Begin to write ring, masses and counts beside the service."""
         self.update_counters()

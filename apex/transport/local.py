@@ -192,6 +192,11 @@ class LocalReplayPort(LocalPort):
         """Answer the oldest open request with nothing."""
         self._open.popleft().refused = True
 
+    @property
+    def quiet(self) -> bool:
+        """Whether both mailboxes are empty."""
+        return not self.world.to_replay[self.index] and not self.world.intake[self.index]
+
 
 class LocalLearnerPort(LocalPort):
     """Learner (see ``apex.ports.LearnerPort``)."""
@@ -245,6 +250,10 @@ class LocalLearnerPort(LocalPort):
     def restore(self, arrays: dict[str, np.ndarray], values: dict) -> None:
         """Put back what ``state`` returned; to be called once all ports have been made."""
         local_state.restore(self.world, arrays, values)
+
+    def awaited(self) -> set[int]:
+        """Return the ranks that are not done."""
+        return set(self.world.open_ranks)
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""

@@ -246,6 +246,11 @@ class MpiReplayPort(MpiPort):
         self._asked -= 1
         self._refuse(LEARNER_RANK, SAMPLE, "refusal of a sample")
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no batch is arriving and no message of the learner waits."""
+        return self._arriving is None and self._from_learner is None
+
     def _poll_learner(self, landing: np.ndarray | None) -> PriorityEvent | SampleRequestEvent | None:
         if self._from_learner is None:
             super()._hear()

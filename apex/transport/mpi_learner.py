@@ -70,6 +70,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         self._evaluator_publishes: deque[Publish] = deque()
         self._weight_requests: dict[int, int] = {}
         self._unfinished = set(range(1, topology.size))
+        self._last_words: dict[int, np.ndarray] = {}  # by rank: announcements that go after all else
         self._replacements: Replacements | None = None
         self._starting = -1  # the rank of the process that is being started
         self._processes: list[tuple[str, int, int]] = []  # of each rank: host, process, and when that began
@@ -88,6 +89,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
                 self._given_out = self._requests.popleft()
                 self._return_sample()
         super().progress()
+        self._send_last_words()
         self.finished = self._told_finished and not self._sends
 
     def request_sample(self, replay: int) -> None:
@@ -155,8 +157,17 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         return self._lendable.pop() if self._lendable else aligned_bytes(nbytes)
 
     def announce(self, rank: int, words: np.ndarray) -> None:
-        """Send a copy."""
-        self._send(words.astype(np.int64).view(np.uint8), rank, ANNOUNCEMENT, "announcement")
+        """Send a copy; while the run ends once the rank has taken all else, which this could overtake."""
+        message = words.astype(np.int64).view(np.uint8)
+        if self.stopping:
+            self._last_words[rank] = message
+        else:
+            self._send(message, rank, ANNOUNCEMENT, "announcement")
+
+    def _send_last_words(self) -> None:
+        taking = {dest for _, _, dest, _ in self._sends}
+        for rank in self._last_words.keys() - taking:
+            self._send(self._last_words.pop(rank), rank, ANNOUNCEMENT, "announcement")
 
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
@@ -299,7 +310,7 @@ class MpiLearnerPort(LearnerSide, MpiPort):
     def _is_open(self) -> bool:
         """Also whether a rank is not through, or a process still to join."""
         joins = self._replacements is not None and self._replacements.busy
-        return bool(self._unfinished or joins or super()._is_open())
+        return bool(self._unfinished or self._last_words or joins or super()._is_open())
 
     def _tell_finished(self) -> None:
         """Tell all ranks that all is done, and leave when they have heard it."""

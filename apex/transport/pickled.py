@@ -203,6 +203,11 @@ class PickledReplayPort(PickledPort):
         """Answer with nothing."""
         self.wire.send(LEARNER_RANK, Kind.SAMPLE, None)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no message of the learner waits."""
+        return not self._events
+
     def _poll_learner(self):
         if not self._events:
             return None
@@ -241,7 +246,7 @@ class PickledLearnerPort(LearnerSide, PickledPort):
         self._newest: np.ndarray | None = None
         self._evaluator_publishes: deque[np.ndarray] = deque(maxlen=2)
         self._weight_requests: dict[int, int] = {}
-        self._finished_ranks = 0
+        self._unfinished = set(range(1, self.topology.size))
         self._leaving = False
 
     def progress(self) -> None:
@@ -250,7 +255,7 @@ class PickledLearnerPort(LearnerSide, PickledPort):
         self._answer_weight_requests()
         while self.stopping and self._requests and self._arrived[self._requests[0]]:
             self._arrived[self._requests.popleft()].popleft()
-        if self._told_finished and self._finished_ranks == self.topology.size - 1:
+        if self._told_finished and not self._unfinished:
             self._leave()
 
     def request_sample(self, replay: int) -> None:
@@ -278,6 +283,10 @@ class PickledLearnerPort(LearnerSide, PickledPort):
         """Send a copy."""
         self.wire.send(rank, Kind.ANNOUNCEMENT, words.copy())
 
+    def awaited(self) -> set[int]:
+        """Return the ranks that are not through."""
+        return set(self._unfinished)
+
     def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
         """Return one of the last two publishes the evaluator was given."""
         return next((m for m in self._evaluator_publishes if weight_header(m)[0] == param_version), None)
@@ -300,7 +309,7 @@ class PickledLearnerPort(LearnerSide, PickledPort):
         elif kind == Kind.STOP_REQUEST:
             self.stop_requested = True
         elif kind == Kind.FINISHED:
-            self._finished_ranks += 1
+            self._unfinished.discard(source)
 
     def _answer_weight_requests(self) -> None:
         """Answer whoever asked for what is now published; while ending, answer all with nothing."""

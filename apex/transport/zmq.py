@@ -200,6 +200,11 @@ class ZmqReplayPort(ZmqMemberPort):
         self._asked -= 1
         self._learner.send(NO_SAMPLE)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no message of the learner waits."""
+        return not self._events
+
     def _callers(self) -> tuple[list[int], int | None]:
         return list(self.topology.actor_ranks), self.limits.intake_nbytes
 

@@ -11,7 +11,7 @@ from apex.metrics import Counters, Hub
 from apex.ports import LOST, NOT_REPLACED, REPLACED, Change
 from apex.rank_state import Rung
 from apex.schema import aligned_bytes
-from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner import company
 from learner.company import Company
 
@@ -149,6 +149,14 @@ def test_while_the_run_ends_only_who_is_awaited_is_ended_in_time_and_nobody_is_r
     it.port.changes = [Change(4, LOST, "killed")]
     it.step()
     assert it.port.replaced == []
+
+
+def test_while_the_run_ends_an_actor_is_ended_that_a_replay_rank_at_work_waits_for(it, clock):
+    it.port.stopping, it.port.left = True, {1, 4}
+    for _ in range(6):
+        it.heard(REPLAY, 0)
+        let_pass(it, clock, 0.5)
+    assert it.port.killed == [4]
 
 
 def test_who_hangs_after_its_last_report_is_ended_while_there_is_still_time_to_end_without_it(it, clock):

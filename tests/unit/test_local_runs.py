@@ -274,3 +274,21 @@ def test_the_command_refuses_in_one_line_with_status_two_and_leaves_no_run(tmp_p
     out, err = capfd.readouterr()
     assert err.count("\n") == 1 and err.startswith("apex: ") and expected in err and not out
     assert not (tmp_path / "runs").exists()
+
+
+# --- the last row -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_last_row_of_the_log_holds_what_was_on_its_way_when_the_run_ended(tmp_path, ranks):
+    run = Run(tmp_path, f"replay.ranks={ranks}", "replay.capacity=5000").start()
+    row, result = run.folder.rows()[-1], run.folder.result()
+    assert row["replay_size"] == sum(r.replay.size for r in run.replays)
+    assert row["transitions"] == sum(a.counters["transitions"] for a in run.actors) == row["replay_size"]
+    assert row["stale_updates"] == sum(r.replay.stale_updates for r in run.replays)
+    for name in ("agent_steps", "env_frames", "episodes"):
+        assert row[name] == sum(a.counters[name] for a in run.actors)
+    assert row["learner_steps"] == run.learner.train.learner_steps
+    assert {name: result[name] for name in ("learner_steps", "agent_steps", "env_frames")} == {
+        name: row[name] for name in ("learner_steps", "agent_steps", "env_frames")
+    }
