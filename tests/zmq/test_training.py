@@ -41,6 +41,8 @@ def check(ended, tmp_path, ranks: int) -> None:
     assert (result["reason"], result["status"], result["learner_steps"]) == ("learner_steps", 0, 40)
     assert (result["transport"], result["ranks"]) == ("zmq", ranks)
     assert ended.stderr == ""
+    row = RunFolder(tmp_path / "runs" / "latest").rows()[-1]
+    assert row["replay_size"] == row["transitions"] > 0, "the last row holds what was on its way"
 
 
 def test_it_trains_on_a_machine_without_mpi(start, small, without_mpi, tmp_path):
