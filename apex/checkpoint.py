@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from apex import look
 from apex.config import ConfigError
 
 
@@ -34,9 +35,13 @@ def as_bytes(state: dict) -> memoryview:
 
 def load(path: Path) -> dict:
     """Read a checkpoint on the CPU; raises :class:`ConfigError` naming a missing or unreadable file."""
-    if not path.is_file():
+    text = look.read(path)
+    if text is None:
         raise ConfigError(f"no checkpoint at {path}")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(text), map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConfigError(f"checkpoint {path} cannot be read: {type(error).__name__}") from error
+    if not isinstance(state, dict):
+        raise ConfigError(f"checkpoint {path} is none of this program: it holds a {type(state).__name__}")
+    return state

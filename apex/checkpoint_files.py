@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from apex import look
 from apex.config import ConfigError
 from apex.ports import WORDS
 
@@ -226,37 +227,72 @@ def _read_part(partial: Path, name: str, deadline: float) -> bytes:
 
 
 def verify(folder: Path) -> dict:
-    """Return the manifest of a checkpoint, every byte of which has been compared with it. Raises :class:`Damaged`."""
-    manifest = read_manifest(folder)
+    """Return the manifest of a checkpoint that is whole. Raises as :func:`examine` does, and :class:`Damaged` for any wrong file."""
+    manifest, wrong = examine(folder)
+    for name, what in wrong.items():
+        raise Damaged(f"checkpoint {folder}: {name} {what}")
+    return manifest
+
+
+def examine(folder: Path) -> tuple[dict, dict[str, str]]:
+    """Compare every byte with the manifest; return it, and what is wrong with each file that is not as it was written.
+
+    Raises :class:`Damaged` for the manifest itself, and :class:`apex.look.Unreadable` where a file cannot be looked at.
+    """
+    manifest, wrong = read_manifest(folder), {}
     for name, (size, digest) in manifest["files"].items():
         found = _size_and_digest(folder, name)
         if found is None:
-            raise Damaged(f"checkpoint {folder}: {name} is missing")
-        if found[0] != size:
-            raise Damaged(f"checkpoint {folder}: {name} has {found[0]} bytes, not {size}")
-        if found[1] != digest:
-            raise Damaged(f"checkpoint {folder}: {name} has been changed")
-    return manifest
+            wrong[name] = "is missing"
+        elif found[0] != size:
+            wrong[name] = f"has {found[0]} bytes, not {size}"
+        elif found[1] != digest:
+            wrong[name] = "has been changed"
+    return manifest, wrong
 
 
 def read_manifest(folder: Path) -> dict:
-    """Return the manifest alone, compared with its own checksum. Raises :class:`Damaged`."""
+    """Return the manifest alone, compared with its own checksum. Raises :class:`Damaged` and :class:`apex.look.Unreadable`."""
+    text = look.read(folder / MANIFEST)
     try:
-        held = json.loads((folder / MANIFEST).read_bytes())
+        held = json.loads(text)
         manifest = held["manifest"]
         whole = held["sha256"] == _digest(manifest)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise Damaged(f"checkpoint {folder}: {MANIFEST} is missing or torn") from None
     if not whole:
         raise Damaged(f"checkpoint {folder}: {MANIFEST} has been changed")
-    if manifest["format"] != FORMAT:
-        raise Damaged(f"checkpoint {folder}: it has format {manifest['format']}, this program reads {FORMAT}")
+    if not isinstance(manifest, dict):
+        raise Damaged(f"checkpoint {folder}: {MANIFEST} is none of this program")
+    if manifest.get("format") != FORMAT:
+        raise Damaged(f"checkpoint {folder}: it has format {manifest.get('format')}, this program reads {FORMAT}")
+    wrong = next((name for name, is_right in _FIELDS.items() if not is_right(manifest.get(name))), None)
+    if wrong is not None:
+        raise Damaged(f"checkpoint {folder}: {MANIFEST} has no usable '{wrong}'")
     return manifest
 
 
+def _is_count(value) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _names_files(value) -> bool:
+    pairs = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(pair, list) and len(pair) == 2 and _is_count(pair[0]) and isinstance(pair[1], str) for pair in pairs)
+
+
+def _has_sections(value) -> bool:
+    return isinstance(value, dict) and all(isinstance(section, dict) for section in value.values())
+
+
+_FIELDS = {
+    "files": _names_files, "config": _has_sections, "learner_steps": _is_count, "replay_ranks": _is_count, "num_actors": _is_count,
+}  # fmt: skip
+
+
 def whole(checkpoints: Path) -> list[Path]:
-    """Return the folders that have been renamed, newest first."""
-    found = (path for path in checkpoints.glob("step-*") if path.name[len("step-") :].isdecimal())
+    """Return the folders that have been renamed, newest first. Raises :class:`apex.look.Unreadable`."""
+    found = (checkpoints / name for name in look.names(checkpoints) if name.startswith("step-") and name[len("step-") :].isdecimal())
     return sorted(found, key=steps_of, reverse=True)
 
 
@@ -280,13 +316,16 @@ def remove_leftovers(checkpoints: Path) -> None:
 
 
 def _size_and_digest(folder: Path, name: str) -> tuple[int, str] | None:
-    if Path(name).name != name:
+    path = folder / name
+    if Path(name).name != name or not look.is_file(path):
         return None
     try:
-        with open(folder / name, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:
             return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
+    except OSError as error:
+        if look.is_missing(error):
+            return None
+        raise look.unreadable(path, error) from None
 
 
 def _digest(manifest: dict) -> str:

@@ -32,7 +32,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from apex import look
 from apex.config import ConfigError, nearest
+from apex.metrics import ROW_FIELDS
 from apex.say import warn
 
 REASONS = ("target_return", "learner_steps", "wall_s", "signal", "killed", "error")
@@ -105,7 +107,7 @@ def resolve(run: str, directory="runs") -> Path:
     for folder in (Path(directory) / run, Path(run)):
         if _is_run(folder):
             return _followed(folder)
-    names = [path.name for path in Path(directory).glob("*") if _is_run(path)]
+    names = [name for name in look.names(directory) if not name.startswith(".") and _is_run(Path(directory) / name)]
     if not names:
         raise ConfigError(f"no run '{run}': there are no runs in {directory}")
     # A folder may hold hundreds of runs: name only the closest.
@@ -114,8 +116,7 @@ def resolve(run: str, directory="runs") -> Path:
 
 
 def _is_run(folder: Path) -> bool:
-    # os.path.exists, unlike Path.exists, is False for a name that no file can have.
-    return any(os.path.exists(folder / part) for part in ("config.toml", "metrics.jsonl", "checkpoints"))
+    return any(look.is_there(folder / part) for part in ("config.toml", "metrics.jsonl", "checkpoints"))
 
 
 class RunFolder:
@@ -147,6 +148,13 @@ class RunFolder:
     def rows(self) -> list[dict]:
         """Return all rows written so far, oldest first; a torn line is left out."""
         return Tail(self.metrics_path).new_rows()
+
+    def check_rows(self) -> None:
+        """Raise :class:`ConfigError`, naming the file, where a row of the log is none of a run: see :func:`row_fault`."""
+        for row in self.rows():
+            fault = row_fault(row)
+            if fault is not None:
+                raise ConfigError(f"{self.metrics_path} is no log of a run: {fault}; move it aside to go on without it")
 
     def cut_rows(self, wall_s: float) -> None:
         """Move the rows from after ``wall_s`` to ``metrics-lost.jsonl``: a run that resumes makes what they tell of again."""
@@ -180,9 +188,10 @@ class RunFolder:
             self._reserve.unlink()
 
     def result(self) -> dict | None:
-        """Return what :meth:`write_result` wrote, or None."""
-        text = _read(self.path / "result.json")
-        return None if text is None else json.loads(text)
+        """Return what :meth:`write_result` wrote, or None. Raises :class:`ConfigError` for a file with anything else."""
+        path = self.path / "result.json"
+        text = look.read(path)
+        return None if text is None else _checked_result(path, text)
 
     def write_error(self, text: str) -> bool:
         """Write ``error.txt`` atomically. The first writer wins; returns whether that was this call."""
@@ -204,7 +213,8 @@ class RunFolder:
 
     def error(self) -> str | None:
         """Return the traceback that ended the run, or None."""
-        return _read(self.path / "error.txt")
+        text = look.read(self.path / "error.txt")
+        return None if text is None else text.decode(errors="replace")
 
 
 class Tail:
@@ -216,12 +226,16 @@ class Tail:
 
     def new_rows(self) -> list[dict]:
         """Return the rows completed since the last call; [] while there is no file."""
+        if not look.is_file(self._path):
+            return []
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise look.unreadable(self._path, error) from None
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         return [row for line in complete.splitlines() if (row := _parse(line)) is not None]
@@ -274,16 +288,39 @@ def _parse(line: bytes) -> dict | None:
     """Return the row of a line, or None for a line torn by a crash."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 
 
-def _read(path: Path) -> str | None:
+def row_fault(row: dict) -> str | None:
+    """Return what is wrong with a row of the log, or None: what a row tells is a finite number or None."""
+    for name in ROW_FIELDS:
+        value = row.get(name)
+        if not (value is None or _is_number(value)):
+            return f"{name} = {json.dumps(value)[:40]} is no finite number"
+    return None
+
+
+def _is_number(value) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # also False for NaN and infinity
+
+
+_OF_RESULT = {"reason": str, "status": int, "wall_s": (int, float), "learner_steps": int, "eval_episodes": int}
+
+
+def _checked_result(path: Path, text: bytes) -> dict:
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+        result = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path} is no JSON") from None
+    known = result if isinstance(result, dict) else {}
+    wrong = next((name for name, kind in _OF_RESULT.items() if not isinstance(known.get(name), kind)), None)
+    if wrong is None and not (known.get("eval_return") is None or _is_number(known["eval_return"])):
+        wrong = "eval_return"
+    if wrong is not None:
+        raise ConfigError(f"{path} is no result of a run: it has no usable '{wrong}'")
+    return result
 
 
 def _temporary_name(path: Path) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from apex import checkpoint_files
+from apex import checkpoint_files, look
 from apex.checkpoint_files import Damaged
 from apex.config import Config, ConfigError, EnvConfig, fields, to_tables
 from apex.say import warn
@@ -50,9 +51,10 @@ class Saved:
 
     def values(self, name: str) -> dict:
         """Return the plain values of a part."""
+        text = look.read(self.folder / f"{name}.json")
         try:
-            return json.loads((self.folder / f"{name}.json").read_bytes())["values"]
-        except (OSError, ValueError, KeyError) as error:
+            return json.loads(text)["values"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Damaged(f"checkpoint {self.folder}: {name}.json cannot be read: {type(error).__name__}") from None
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
@@ -63,6 +65,20 @@ class Saved:
         except Exception as error:
             raise Damaged(f"checkpoint {self.folder}: {name}.npz cannot be read: {type(error).__name__}") from None
 
+    def segments_of(self, index: int) -> dict[str, tuple[str, int, str]]:
+        """Return the segments of a replay rank: number in decimal -> file name, size, SHA-256."""
+        return self.values(f"replay-{index}").get("segments", {})
+
+    def transitions(self, files: Iterable[str]) -> tuple[int, int]:
+        """Return how many of the stored transitions lie in segments called ``files``, and how many there are."""
+        inside = total = 0
+        for index in range(self.replay_ranks):
+            numbers = [int(number) for number, (name, *_) in self.segments_of(index).items() if name in files]
+            arrays = self.arrays(f"replay-{index}")
+            inside += int(arrays["count"][np.isin(arrays["segment"], numbers)].sum())
+            total += int(arrays["count"].sum())
+        return inside, total
+
     def answers(self, role: str) -> dict[int, np.ndarray]:
         """Return what the ranks of a role that write no files answered, by role index."""
         return {int(index): np.array(words, np.int64) for index, words in self.values("learner")["answers"].get(role, {}).items()}
@@ -72,15 +88,34 @@ class Saved:
         return same and now["run"]["transport"] == "local" and num_actors == self.manifest["num_actors"] and self.has_replay
 
 
-def newest(checkpoints: Path) -> Path:
-    """Return the newest whole checkpoint. Damaged ones are named, and passed over; raises :class:`ConfigError` where none is left."""
+def newest(checkpoints: Path, config: Config) -> tuple[Saved, dict[str, str]]:
+    """Return the newest checkpoint that can be used, and what is wrong with each of its segments that are lost.
+
+    A segment costs its own places. One with anything else damaged is named and passed over. Raises
+    :class:`ConfigError` where none is left, and where one cannot be looked at.
+    """
     for folder in checkpoint_files.whole(checkpoints):
         try:
-            checkpoint_files.verify(folder)
-            return folder
+            _, wrong = checkpoint_files.examine(folder)
+            held = Saved(folder, config, 0)
+            _refuse_all_but_segments(held, wrong)
+            return held, wrong
         except Damaged as damaged:
             warn(f"apex: {damaged}; the one before it is used")
-    raise ConfigError(f"there is no whole checkpoint in {checkpoints} to resume from")
+    raise ConfigError(f"there is no whole checkpoint in {checkpoints} to resume from; without --resume a new run begins")
+
+
+def _refuse_all_but_segments(held: Saved, wrong: dict[str, str]) -> None:
+    """Raise :class:`Damaged` for a file that holds anything but places of replay: the parts that list those come first."""
+    listed = {name for name in wrong if name.endswith(".bin")}
+    others = [name for name in wrong if name not in listed]
+    if not others and wrong and held.has_replay:
+        segments = {file[0] for index in range(held.replay_ranks) for file in held.segments_of(index).values()}
+        others = [name for name in wrong if name not in segments]
+    elif not others:
+        others = list(wrong)
+    for name in others:
+        raise Damaged(f"checkpoint {held.folder}: {name} {wrong[name]}")
 
 
 def check(saved: Saved, config: Config) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from apex import checkpoint_files
 from apex.config import Config
+from apex.look import Unreadable
 from apex.run_folder import RunFolder
 from apex.say import say, warn
 from apex.topology import Topology
@@ -232,6 +233,10 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
 
 
 def _tell_how_to_go_on(folder: RunFolder) -> None:
-    newest = next(iter(checkpoint_files.whole(folder.checkpoints)), None)
+    try:
+        newest = next(iter(checkpoint_files.whole(folder.checkpoints)), None)
+    except Unreadable as error:
+        warn(f"apex: {error}")
+        return
     if newest is not None:
         say(f"apex: to go on from {newest.name}: apex train --resume {folder.path}")

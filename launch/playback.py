@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.evaluator import Episodes
-from apex import algorithms, checkpoint, weights
+from apex import algorithms, checkpoint, look, weights
 from apex import config as configuration
 from apex.config import Config, ConfigError
 from apex.envs import GuardedEnvs, env_spec, make_envs
@@ -29,7 +29,7 @@ class Player:
 
         torch.set_num_threads(1)
         self.folder = RunFolder(resolve(run))
-        if not self.folder.config_path.is_file():
+        if not look.is_file(self.folder.config_path):
             raise ConfigError(f"run {self.folder.path} has no config.toml")
         self.config: Config = configuration.load(str(self.folder.config_path))
         self.path = self._checkpoint(which)
@@ -37,18 +37,18 @@ class Player:
         self.network = algorithms.load(self.config.algorithm.name).make_network(self.config, env_spec(self.config.env)).eval()
         try:
             weights.load_state(self.network, state["online"])
-        except (KeyError, ValueError) as error:
+            self.learner_steps = int(state["learner_steps"])
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
             raise ConfigError(f"checkpoint {self.path} does not belong to this run's configuration: {error}") from None
-        self.learner_steps = int(state["learner_steps"])
 
     def _checkpoint(self, which: str | None) -> Path:
         """Return the path of a checkpoint; by default the best, or the newest while there is no best."""
         paths = {name: self.folder.checkpoints / f"{name}.pt" for name in CHECKPOINTS}
-        if which is not None and not paths[which].is_file():
+        if which is not None and not look.is_file(paths[which]):
             raise ConfigError(f"--checkpoint {which}: there is no {paths[which]}")
         if which is not None:
             return paths[which]
-        found = [path for path in paths.values() if path.is_file()]
+        found = [path for path in paths.values() if look.is_file(path)]
         if not found:
             raise ConfigError(f"run {self.folder.path} has no checkpoint yet")
         return found[0]

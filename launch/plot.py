@@ -28,7 +28,7 @@ def _figure(runs: list[Path]):
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    logs = [[row for row in RunFolder(run).rows() if "wall_s" in row] for run in runs]
+    logs = [_log(RunFolder(run)) for run in runs]
     if not any(logs):
         raise ConfigError(f"nothing to plot yet: no rows in {', '.join(map(str, runs)) or 'no runs'}")
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -43,6 +43,15 @@ def _figure(runs: list[Path]):
     panels[1].xaxis.set_major_formatter(EngFormatter(sep=""))  # 250k rather than 250000
     _legend(figure, [run.resolve().name for run in runs], bool(_targets(runs)))
     return figure
+
+
+def _log(folder: RunFolder) -> list[dict]:
+    """Return the rows of a run, with None for what a row does not tell. Raises :class:`ConfigError` for what is no log."""
+    folder.check_rows()
+    counts = dict.fromkeys(("env_frames", "agent_steps", "evaluations"), 0)
+    blank = counts | dict.fromkeys(("train_return", "eval_return"))
+    rows = [blank | row for row in folder.rows() if row.get("wall_s") is not None]
+    return [row | {name: row[name] or 0 for name in counts} for row in rows]
 
 
 def _time_axis(logs: list[list[dict]]) -> tuple[str, float, str]:

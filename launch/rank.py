@@ -10,10 +10,10 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from apex import envs, run_folder
+from apex import envs, run_folder, run_lock
 from apex.config import Config, ConfigError, to_toml
 from apex.ports import PeerLost
-from apex.run_folder import RunFolder, make_result
+from apex.run_folder import RunFolder, make_result, row_fault
 from apex.saved import Saved
 from apex.say import say, warn
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
@@ -173,11 +173,19 @@ def _attempt(call, *args):
 
 
 def begin(config: Config, preset: str, resumed: RunFolder | None) -> tuple[Path, Path | None]:
-    """Make the folder of a new run, or prepare that of one which goes on; return it and the checkpoint it goes on from."""
+    """Make the folder of a new run, or prepare that of one which goes on; return it and the checkpoint it goes on from.
+
+    This process holds the folder's lock (:mod:`apex.run_lock`) from then on. Raises :class:`ConfigError`.
+    """
     if resumed is None:
         return start_folder(config, preset), None
-    checkpoint = resume.choose(config, resumed)
-    resume.prepare(config, resumed, checkpoint)
+    run_lock.take(resumed.path)
+    try:
+        checkpoint = resume.choose(config, resumed)
+        resume.prepare(config, resumed, checkpoint)
+    except BaseException:
+        run_lock.give(resumed.path)
+        raise
     return resumed.path, checkpoint
 
 
@@ -185,6 +193,7 @@ def start_folder(config: Config, preset: str) -> Path:
     """Make the run folder, with the resolved configuration in it; raises :class:`ConfigError` where that fails."""
     try:
         path = run_folder.create(config.run.directory, preset, config.run.seed)
+        run_lock.take(path)
         folder = RunFolder(path)
         folder.write_config(to_toml(config))
         folder.reserve()
@@ -262,14 +271,17 @@ def write_error_result(
     folder: RunFolder, config: Config, topology: Topology, preset: str, status: int, reason: str = "error"
 ) -> None:  # fmt: skip
     """Write the result of a run whose learner did not, from its last row of the log, in place of one that says it ended well."""
-    row = (folder.rows() or [None])[-1]
+    row = next((row for row in reversed(folder.rows()) if row_fault(row) is None), None)
     known = row or {}
     result = make_result(
         reason, status, row,
         eval_return=known.get("eval_return"), eval_episodes=known.get("eval_episodes") or 0, wall_s=known.get("wall_s") or 0.0,
         ranks=topology.size, transport=config.run.transport, preset=preset, seed=config.run.seed,
     )  # fmt: skip
-    earlier = folder.result()
+    try:
+        earlier = folder.result()
+    except ConfigError:  # none of ours
+        earlier = {"status": 0}
     try:
         folder.write_result(result, replace=earlier is not None and (earlier["status"] == 0 or reason != "error"))
     except OSError as error:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from apex import checkpoint_files, run_folder, saved
+from apex import checkpoint_files, look, run_folder, saved
 from apex import config as configuration
 from apex.config import Config, ConfigError, to_toml
 from apex.run_folder import RunFolder
@@ -23,7 +23,7 @@ def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Confi
         folder = RunFolder(run_folder.resolve(run))
     except ConfigError as error:
         raise ConfigError(f"--resume {run}: {error}") from None
-    if not folder.config_path.is_file():
+    if not look.is_file(folder.config_path):
         raise ConfigError(f"--resume {run}: run {folder.path} has no config.toml to resume with")
     config = configuration.load(str(folder.config_path), overrides)
     if preset is not None:
@@ -35,10 +35,33 @@ def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Confi
 
 def choose(config: Config, folder: RunFolder) -> Path:
     """Return the newest whole checkpoint, which ``config`` can go on from; raises :class:`ConfigError` where there is none."""
-    held = Saved(saved.newest(folder.checkpoints), config, 0)
+    look.read(folder.checkpoints / "best.pt")  # else its score would be taken for none, and it be replaced
+    held, lost = saved.newest(folder.checkpoints, config)
     saved.check(held, config)
     _check_index(held, config)
+    folder.check_rows()
+    if lost:
+        _set_aside(held, lost)
     return held.folder
+
+
+def _set_aside(held: Saved, lost: dict[str, str]) -> None:
+    """Take damaged segments out of a checkpoint, by name; what then is missing costs its places when replay is restored."""
+    inside, total = held.transitions(lost)
+    for name, what in lost.items():
+        aside = held.folder / f"damaged-{name}"
+        try:
+            os.replace(held.folder / name, aside)
+            what += f"; it is now called {aside.name}"
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ConfigError(f"checkpoint {held.folder} cannot be written to: {error.strerror}") from None
+        warn(f"apex: checkpoint {held.folder}: {name} {what}")
+    warn(
+        f"apex: {inside} of {total} transitions of replay are lost with that; all else of {held.folder.name} is used. "
+        "Replay fills up again; where fewer than replay.min_size are left, before the next learner step"
+    )
 
 
 def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:

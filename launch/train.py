@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 
+from apex import run_lock
 from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
@@ -63,16 +64,19 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
     asked = job.Asked()  # from the first moment on in which there is a run to end
     path, checkpoint = begin(config, preset, resumed)
     folder = RunFolder(path)
-    view.announce(config, topology, folder.path)
-    resumed_from = {}
-    if checkpoint is not None:
-        open_and_announce(checkpoint, config, topology.num_actors)
-        resumed_from = {CHECKPOINT_VARIABLE: str(checkpoint)}
-    if not over_mpi:
-        return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments, asked)
-    with mpirun.segments(tolerant=config.run.tolerate == "actors") as segments:
-        needed = mpirun.ENVIRONMENT | segments | resumed_from
-        return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)
+    try:
+        view.announce(config, topology, folder.path)
+        resumed_from = {}
+        if checkpoint is not None:
+            open_and_announce(checkpoint, config, topology.num_actors)
+            resumed_from = {CHECKPOINT_VARIABLE: str(checkpoint)}
+        if not over_mpi:
+            return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments, asked)
+        with mpirun.segments(tolerant=config.run.tolerate == "actors") as segments:
+            needed = mpirun.ENVIRONMENT | segments | resumed_from
+            return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)
+    finally:
+        run_lock.give(path)
 
 
 def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFolder | None) -> int:
@@ -87,10 +91,10 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
     signals = StopSignals(forces=True)
     path, checkpoint = begin(config, preset, resumed)
     folder, saved = RunFolder(path), None
-    view.announce(config, topology, folder.path)
-    if checkpoint is not None:
-        saved = open_and_announce(checkpoint, config, topology.num_actors)
     try:
+        view.announce(config, topology, folder.path)
+        if checkpoint is not None:
+            saved = open_and_announce(checkpoint, config, topology.num_actors)
         local.run(config, spec, topology, folder, preset, print_line, saved, signals)
     except Forced as forced:
         write_error_result(folder, config, topology, preset, forced.status, "killed")
@@ -101,5 +105,7 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
         write_error_result(folder, config, topology, preset, 1)
         view.conclude(folder)
         raise
+    finally:
+        run_lock.give(path)
     view.conclude(folder)
     return 0 if folder.result() is not None else 1

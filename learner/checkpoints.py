@@ -21,6 +21,7 @@ import torch
 from apex import checkpoint, checkpoint_files
 from apex.checkpoint_files import Announcement, Part, Reply
 from apex.config import Config, to_tables
+from apex.look import Unreadable
 from apex.ports import LearnerPort
 from apex.say import warn
 from apex.topology import LEARNER, REPLAY, Topology
@@ -86,7 +87,7 @@ class _Writing:
         about |= {"learner_pause_ms": round(1e3 * self.pause_s, 1), "seconds": round(time.monotonic() - self.started, 3)}
         parts = [LEARNER, *(f"{REPLAY}-{index}" for index in range(self.topology.replay_ranks))]
         checkpoint_files.seal(self.partial, self.checkpoints / self.announced.name, about, parts)
-        with contextlib.suppress(OSError):  # what is not removed now is removed after the next
+        with contextlib.suppress(OSError, Unreadable):  # what is not removed now is removed after the next
             checkpoint_files.prune(self.checkpoints, self.config.run.keep_checkpoints)
 
 

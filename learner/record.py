@@ -95,7 +95,7 @@ class Record:
     def _best_on_disk(self) -> float:
         try:
             return float(checkpoint.load(self.folder.checkpoints / "best.pt")["eval_return"])
-        except (ConfigError, KeyError):
+        except (ConfigError, KeyError, TypeError, ValueError):
             return -math.inf
 
     def save_best(self, network: nn.Module, message: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from apex import look
 from apex.checkpoint_files import Damaged
 from apex.saved import Saved, shared_out
 from apex.schema import intake_nbytes
@@ -36,6 +37,7 @@ class Restore:
 
     def __init__(self, saved: Saved, index: int, ranks: int):
         self.saved, self.index, self.ranks = saved, index, ranks
+        self.lost_places = 0
         self.old = [saved.values(f"replay-{old}") for old in range(saved.replay_ranks)]
 
     def __call__(self, replay: Replay, limiter: RateLimiter, segments: Segments) -> None:
@@ -49,10 +51,29 @@ class Restore:
             return
         limiter.inserted, limiter.sampled = (self._share([old["limiter"][i] for old in self.old]) for i in (0, 1))
         if len(self.old) == self.ranks and self.old[self.index]["slots"] == replay.slots:
-            self._restore_same(replay, segments, self.saved.arrays(f"replay-{self.index}"))
+            self._restore_same(replay, segments, self._arrays(self.index))
         else:
-            self._deal(replay, {old: self.saved.arrays(f"replay-{old}") for old in range(len(self.old))})
+            self._deal(replay, {old: self._arrays(old) for old in range(len(self.old))})
+        if self.lost_places and replay.size < limiter.min_size:
+            limiter.inserted, limiter.sampled = replay.size, 0  # as new: it warms up again
         _check_batches(replay, self.saved)
+
+    def _arrays(self, old: int) -> dict[str, np.ndarray]:
+        """Return the arrays of an old rank without the places of segments that are missing.
+
+        A lost place is as if evicted: no transitions, no mass, and a generation whose keys were never given out, so
+        that priorities still on their way are stale.
+        """
+        arrays, files = self.saved.arrays(f"replay-{old}"), self.old[old]["segments"]
+        gone = {number for number, file in files.items() if not look.is_there(self.saved.folder / file[0])}
+        self.old[old]["segments"] = {number: file for number, file in files.items() if number not in gone}
+        lost = np.isin(arrays["segment"], [int(number) for number in gone]) & (arrays["count"] > 0)
+        arrays["mass"].reshape(len(lost), -1)[lost] = 0.0
+        arrays["count"][lost], arrays["segment"][lost] = 0, -1
+        arrays["generation"][lost] += 1
+        self.old[old]["generation"] = max(self.old[old]["generation"], int(arrays["generation"].max()))
+        self.lost_places += int(lost.sum())
+        return arrays
 
     def _share(self, values: list[int]) -> int:
         return shared_out(values, self.ranks, self.index)

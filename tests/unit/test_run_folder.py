@@ -144,8 +144,8 @@ def test_a_file_system_without_links_costs_only_the_link(tmp_path, monkeypatch, 
     monkeypatch.setattr(os, "link", refuse)
     folder = RunFolder(create(tmp_path, "cartpole", 0))
     assert "could not be updated" in capsys.readouterr().err
-    assert folder.write_result({"a": 1}) and not folder.write_result({"a": 2})
-    assert folder.result() == {"a": 1} and leftovers(folder.path) == []
+    assert folder.write_result(result_of()) and not folder.write_result(result_of(seed=2))
+    assert folder.result() == result_of() and leftovers(folder.path) == []
 
 
 def test_rows_come_back_in_order_and_are_on_disk_at_once(folder):
@@ -197,9 +197,9 @@ def test_a_result_is_written_once(folder):
 
 
 def test_of_many_writers_exactly_one_writes_the_result(folder):
-    won = at_once(16, lambda i: folder.write_result({"writer": i}))
+    won = at_once(16, lambda i: folder.write_result(result_of(seed=i)))
     assert won.count(True) == 1
-    assert folder.result() == {"writer": won.index(True)} and leftovers(folder.path) == []
+    assert folder.result() == result_of(seed=won.index(True)) and leftovers(folder.path) == []
 
 
 def test_the_first_error_wins(folder):
