@@ -175,10 +175,8 @@ class Part:
         target = self.folder / source.name
         try:
             os.link(source, target)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            with self.file(source.name) as file, open(source, "rb", buffering=0) as old:
+        except OSError:  # no such links here, or too many of this file
+            with open(source, "rb", buffering=0) as old, self.file(source.name) as file:
                 while data := old.read(_READ_BYTES):
                     file.write(data)
         self.files[source.name] = size, digest

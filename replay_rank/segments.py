@@ -9,6 +9,7 @@ nothing is copied but 8 bytes of mass a slot. Until a place is written nothing m
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,12 @@ class Located:
         new.files, new.folder = dict(self.files), self.folder
         return new
 
+    def names_there(self) -> set[str]:
+        """Return the names in the checkpoint that holds them; none where looking fails, since all can be written anew."""
+        try:
+            return set() if self.folder is None else set(os.listdir(self.folder))
+        except OSError:
+            return set()
 
 
 class Segments:
@@ -62,9 +69,7 @@ class Segments:
         if self._pending is not None and self._pending[0] == announced.base:
             self.located = self._pending[1]
         located = self.located.copy()
-        if located.folder is None or not located.folder.is_dir():  # none yet, or somebody has removed it: all is written anew
-            located = Located(len(self.buffer))
-        self._forget_evicted(located, live, generation)
+        self._forget_what_is_gone(located, live, generation)
         new = live[located.generation[live] != generation[live]]
         self._unwritten[new] = True
         self._pending, self._abandoned, self._ended = (announced.number, located), False, None
@@ -100,9 +105,12 @@ class Segments:
         self._unwritten[:] = False
 
     @staticmethod
-    def _forget_evicted(located: Located, live: np.ndarray, generation: np.ndarray) -> None:
+    def _forget_what_is_gone(located: Located, live: np.ndarray, generation: np.ndarray) -> None:
+        """Forget places that are evicted, and those of segments that somebody has removed: they are written anew."""
+        there = located.names_there()
         kept = np.zeros(len(located.generation), bool)
         kept[live] = located.generation[live] == generation[live]
+        kept &= np.isin(located.segment, [segment for segment, file in located.files.items() if file[0] in there])
         needed = set(np.unique(located.segment[kept]).tolist())
         if len(needed) > MOST_SEGMENTS:
             kept[:], needed = False, set()
@@ -116,8 +124,7 @@ class Segments:
             # The other ranks write about as much at the same time.
             check_room(self.checkpoints, self.ranks * (len(new) * self.buffer.shape[1] + small))
             part = Part(folder, self.name)
-            for file, size, digest in located.files.values():
-                part.adopt(located.folder / file, size, digest)
+            self._adopt(part, located)
             self._write_segments(part, announced, located, new, generation)
             segments = sorted(located.files)
             values = values | {"segments": {str(segment): located.files[segment] for segment in segments}, "new_places": len(new)}
@@ -128,6 +135,14 @@ class Segments:
             self._ended = error
         finally:
             self._unwritten[:] = False
+
+    def _adopt(self, part: Part, located: Located) -> None:
+        try:
+            for file, size, digest in located.files.values():
+                part.adopt(located.folder / file, size, digest)
+        except OSError:
+            self.located = Located(len(self.buffer))  # this one is lost; the next depends on no old file
+            raise
 
     def _write_segments(self, part: Part, announced: Announcement, located: Located, new: np.ndarray, generation: np.ndarray) -> None:
         nbytes = self.buffer.shape[1]

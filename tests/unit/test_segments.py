@@ -1,5 +1,7 @@
 """The ring on disk: after any history, what is read back is a plain copy of what was there, to the last bit."""
 
+import errno
+import json
 import shutil
 import tempfile
 import threading
@@ -165,6 +167,41 @@ def test_when_somebody_has_removed_the_last_checkpoint_all_is_written_anew(tmp_p
     shutil.rmtree(keeper.save())
     keeper.save()
     assert everything(keeper.reload(2)[0]) == keeper.copies[2]
+
+
+def three_segments(folder):
+    """Return a keeper whose newest checkpoint, the third, holds three segments of two places each, and their paths."""
+    keeper = Keeper(folder, 30)
+    for _ in range(3):
+        keeper.replay.put([1.0, 2.0, 3.0]), keeper.replay.put([4.0])
+        newest = keeper.save()
+    return keeper, sorted(newest.glob("*.bin"))
+
+
+@pytest.mark.parametrize("gone", [[0], [1], [2], [0, 2], [0, 1, 2]])
+def test_places_of_a_segment_that_vanishes_during_a_run_are_written_anew(tmp_path, gone):
+    keeper, paths = three_segments(tmp_path)
+    for which in gone:
+        paths[which].unlink()
+    keeper.replay.put([5.0])
+    folder = keeper.save()
+    linked = {path.name for path in folder.glob("*.bin") if path.stat().st_nlink > 1}
+    assert linked == {path.name for path in paths} - {paths[which].name for which in gone}
+    written = json.loads((folder / "replay-0.json").read_text())["values"]["new_places"]
+    assert written == 2 * len(gone) + 1
+    assert everything(keeper.reload(4)[0]) == keeper.copies[4]
+
+
+def test_a_segment_that_cannot_be_linked_or_copied_costs_one_checkpoint_and_not_those_after_it(tmp_path):
+    keeper, paths = three_segments(tmp_path)
+    paths[1].unlink()
+    paths[1].mkdir()  # the name is there, and can be neither linked nor read, by root neither
+    keeper.begin()
+    keeper.segments.wait()
+    assert keeper.segments.poll() == errno.EISDIR
+    shutil.rmtree(keeper.announced.partial(tmp_path))
+    keeper.save()
+    assert everything(keeper.reload(5)[0]) == keeper.copies[5]
 
 
 def test_a_segment_goes_when_the_last_of_its_places_has_been_evicted(tmp_path):
