@@ -65,9 +65,9 @@ class EnvConfig:
     sticky_actions: float = option(0.0, "probability that the last action is repeated (atari)", low=0.0, high=1.0)
     noop_max: int = option(30, "0 to this many no-op actions, drawn anew at each reset (atari)", "actions", low=0, high=10_000)
     clip_rewards: bool = option(True, "train on sign-clipped rewards (atari); scores in log and evaluation are full")
-    episodic_life: bool = option(False, "train with a lost life as an episode's end, from which the game goes on (atari); evaluation never does")
+    episodic_life: bool = option(False, "train with a lost life as an episode's end; the game goes on (atari; not in evaluation)")
     max_restarts: int = option(3, "times a role may make its environments anew after one has failed", "restarts", low=0, high=1_000_000)
-    max_episode_frames: int = option(108_000, "truncate an episode at this length (atari; in evaluation all)", "env frames", low=1, high=2_147_483_647)
+    max_episode_frames: int = option(108_000, "cut longer episodes (atari; in evaluation any family)", "env frames", low=1, high=2**31 - 1)
 
 
 @dataclass(frozen=True)

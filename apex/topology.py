@@ -5,6 +5,7 @@ Rank 0 is the learner, then come the replay ranks, one evaluator, and all other 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from apex.config import Config, ConfigError
@@ -69,6 +70,12 @@ class Topology:
         role, index = self.role(rank)
         label = role if role in (LEARNER, EVALUATOR) else f"{role} {index}"
         return f"{label} (rank {rank})"
+
+
+def names_of(ranks: Iterable[int], size: int) -> str:
+    """Return some ranks of a world for people, e.g. ``"ranks 3, 4 of 5"``."""
+    numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} of {size}"
 
 
 def make(config: Config, ranks: int | None = None) -> Topology:

@@ -1,6 +1,5 @@
 """The `apex` command."""
 
-# ruff: noqa: E402, I001
 from __future__ import annotations
 
 from launch import beginning

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from apex.say import warn
-from apex.topology import Topology
+from apex.topology import Topology, names_of
 
 RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
 _FOLDER, _BUILT, _BEGUN = ".starting", "built", "begun"
@@ -72,7 +72,7 @@ class Meeting:
             self._missing, self._told = (missing, what), False
             self.restart()
             return None
-        quiet_s, names = time.monotonic() - self._since, missing_of(missing, self._size)
+        quiet_s, names = time.monotonic() - self._since, names_of(missing, self._size)
         if quiet_s > self._limit_s and not what:
             return f"{names} did not come within {self._limit_s:g} s (run.meet_s)"
         if quiet_s > self._watchdog_s and not self._told:
@@ -86,8 +86,3 @@ class Meeting:
             return {rank for rank in range(self._size) if not (self._folder / f"{rank}{suffix}").exists()}
 
         return (missing, "") if (missing := lacking("")) else (lacking(f"-{_BUILT}"), ", which start")
-
-
-def missing_of(missing: set[int], size: int) -> str:
-    """Return them as text: "ranks 3, 4 of 5"."""
-    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, sorted(missing)))} of {size}"

@@ -219,7 +219,9 @@ def _make_port(config: Config, topology: Topology, spec, comm):
     return make_port(comm, topology, limits(config, spec), command=replacement.command())
 
 
-def _be_role(config: Config, topology: Topology, spec, rank: int, port, folder: RunFolder, preset: str, signals, checkpoint, all_begin=None) -> None:
+def _be_role(
+    config: Config, topology: Topology, spec, rank: int, port, folder: RunFolder, preset: str, signals, checkpoint, all_begin=None
+) -> None:  # fmt: skip
     from apex.transport.drive import drive, wait_of
     from apex.transport.watchdog import Watchdog
     from launch import view

@@ -14,7 +14,6 @@ A job on several hosts has one of these on each, with the same APEX_TOKEN (at le
     launch.spawn --first 3 -n 4 --size 7 --endpoint tcp://10.0.0.1:5555 -- apex train pong --transport zmq
 """
 
-# ruff: noqa: E402, I001
 from __future__ import annotations
 
 from launch import beginning

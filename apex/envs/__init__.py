@@ -31,8 +31,16 @@ from apex.envs.vector import Timestep, VectorEnv
 from apex.schema import EnvSpec
 
 __all__ = [
-    "EnvironmentFailure", "GuardedEnvs", "Timestep", "VectorEnv", "bytes_per_env", "env_spec", "families", "make_envs",
-    "is_always_the_same", "rows_to_try",
+    "EnvironmentFailure",
+    "GuardedEnvs",
+    "Timestep",
+    "VectorEnv",
+    "bytes_per_env",
+    "env_spec",
+    "families",
+    "is_always_the_same",
+    "make_envs",
+    "rows_to_try",
 ]
 
 _NOT_FAMILIES = {"foreign", "guard", "trial", "vector"}

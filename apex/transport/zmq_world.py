@@ -28,7 +28,7 @@ from apex.config import ConfigError
 from apex.ports import PeerLost
 from apex.say import warn
 from apex.schema import EnvSpec
-from apex.topology import LEARNER_RANK
+from apex.topology import LEARNER_RANK, names_of
 from apex.transport.private import TOKEN_VARIABLE, check_folder, read_token
 from apex.transport.process import own_process
 from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
@@ -139,8 +139,8 @@ class World:
         self._tell(here, _VALUE, _encoded(None))
 
     def _missing(self, here: set[int]) -> str:
-        missing = sorted(set(range(1, self.size)) - here)
-        return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self.size}, expected at {_meeting_point(self.endpoint)}"
+        missing = names_of(set(range(1, self.size)) - here, self.size)
+        return f"{missing}, expected at {_meeting_point(self.endpoint)}"
 
     def _tell(self, ranks: set[int], kind: int, payload: np.ndarray | None = None) -> None:
         for rank in ranks:
@@ -153,13 +153,13 @@ class World:
 
     def _meet_the_learner(self, meet_s: float) -> None:
         speaks = self.rank == max(1, int(os.environ.get(FIRST_VARIABLE, self.rank)))
-        limit_s, heard = meet_s if speaks else meet_s + _LATER_S, False
+        limit_s, heard, place = meet_s if speaks else meet_s + _LATER_S, False, _meeting_point(self.endpoint)
         self._box.send(_VALUE, 0, _encoded(None))
         while True:
             patience = _Patience(math.inf if heard or not speaks else self._watchdog_s, limit_s)
-            message = self._waited_for(patience, lambda: f"rank {self.rank} waits for the learner, expected at {_meeting_point(self.endpoint)}")
+            message = self._waited_for(patience, lambda: f"rank {self.rank} waits for the learner, expected at {place}")
             if message is None and speaks:
-                raise PeerLost(f"the learner (rank 0) did not come to {_meeting_point(self.endpoint)} within {meet_s:g} s (run.meet_s)")
+                raise PeerLost(f"the learner (rank 0) did not come to {place} within {meet_s:g} s (run.meet_s)")
             if message is None or message[1] == _UNMET:
                 raise SystemExit(1)
             if message[1] == _VALUE:
@@ -169,13 +169,10 @@ class World:
     def _waited_for(self, patience: _Patience, waits: Callable[[], str]) -> tuple[int, int, object] | None:
         """Return ``(rank, kind, value)`` of the next message, or None where the patience has ended."""
         while True:
-            if not self._box.socket.poll(1e3 * _LOOKS_S):
-                if patience.has_ended(waits):
-                    return None
-                continue
-            message = self._next()
-            if message is not None:
+            if self._box.socket.poll(1e3 * _LOOKS_S) and (message := self._next()) is not None:
                 return message
+            if patience.has_ended(waits):
+                return None
 
     def allgather(self, value) -> list:
         """Return every rank's value, in the order of ranks. Collective; waits in the kernel."""
@@ -187,8 +184,8 @@ class World:
             return values
         values = {LEARNER_RANK: value}
         while len(values) < self.size:
-            missing = sorted(set(range(self.size)) - set(values))
-            rank, peer_value = self._value(_Patience(self._watchdog_s), f"the learner (rank 0) waits for ranks {missing}, which start")
+            missing = names_of(set(range(self.size)) - set(values), self.size)
+            rank, peer_value = self._value(_Patience(self._watchdog_s), f"the learner (rank 0) waits for {missing}, which start")
             values.setdefault(rank, peer_value)  # no rank sends its next value before it has all of these
         in_order = [values[rank] for rank in range(self.size)]
         for rank in range(1, self.size):

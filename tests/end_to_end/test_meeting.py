@@ -16,7 +16,8 @@ pytestmark = pytest.mark.spread
 @pytest.mark.parametrize("transport", ["mpi", "zmq"])
 def test_a_rank_that_is_killed_before_all_have_met_ends_the_job_with_one_line(start, tmp_path, inject, transport):
     env = inject(LAST, late_s=1000)
-    job = start([*TRAIN, "--transport", transport, "--set", "actor.count=2", "--set", "run.meet_s=20", "--set", f"run.directory={tmp_path / 'runs'}"], env)
+    settings = ["--set", "actor.count=2", "--set", "run.meet_s=20", "--set", f"run.directory={tmp_path / 'runs'}"]
+    job = start([*TRAIN, "--transport", transport, *settings], env)
     job.wait_until(lambda: _is_there(job), STARTS_S, "the last rank")
     os.kill(job.rank(LAST), signal.SIGKILL)
     ended = job.wait(ENDS_S)

@@ -68,7 +68,8 @@ def test_sockets_of_the_host_are_in_a_folder_of_the_user_alone(job):
 
 def test_shared_memory_and_temporary_files_are_the_users_alone(job):
     running, transport, ranks = job
-    mapped = {line.split(maxsplit=5)[5] for pid in ranks for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/" in line}
+    maps = "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)
+    mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/dev/shm/" in line}
     names = [Path(name) for name in mapped if not name.endswith("(deleted)")]
     assert bool(names) == (transport == "mpi")
     made = [path for path in running.folder.rglob("*") if path.name not in ("stdout", "stderr")]

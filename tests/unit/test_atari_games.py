@@ -72,7 +72,7 @@ def test_the_return_of_training_is_the_full_score_of_a_whole_game(monkeypatch):
     monkeypatch.setattr(actor.envs, "step", watched)
     while actor.counters["episodes"] == 0:
         actor._step()
-        for row in list(actor.intake.ready):
+        while actor.intake.ready:
             actor.intake.recycle(actor.intake.ready.popleft())
     assert lives >= 3 and actor.counters["episodes"] == 1
     assert actor.counters["return_sum"] == score >= 5 and score % 5 == 0, "space invaders scores in fives"

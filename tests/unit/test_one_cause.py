@@ -217,7 +217,7 @@ def refused_at_most(call, *names):
 
 def test_a_row_of_text_in_place_of_a_number_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"wall_s": "soon"}\n')
-    with pytest.raises(ConfigError, match='metrics.jsonl is no log of a run: wall_s = "soon" is no finite number'):
+    with pytest.raises(ConfigError, match=r'metrics\.jsonl is no log of a run: wall_s = "soon" is no finite number'):
         _figure([tmp_path])
 
 

@@ -213,6 +213,6 @@ def test_a_checkpoint_of_another_optimiser_is_refused_in_one_line(saved, now, tm
         give_gradients(step, 0)
         step.optimizer.step()
         state = step.state()
-    with pytest.raises(ConfigError, match="does not belong to this run's configuration: .*optimiser") as refusal:
+    with pytest.raises(ConfigError, match=r"does not belong to this run's configuration: .*optimiser") as refusal:
         loaded(state, tmp_path, optimizer=now)
     assert "\n" not in str(refusal.value)

@@ -25,7 +25,10 @@ def test_a_stream_without_a_descriptor_is_written_to_as_it_is(capsys):
     assert capsys.readouterr() == ("out\n", "err\n")
 
 
-@pytest.mark.parametrize("encoding, shown", [("ascii", "\\xe4 \\u2588 \\udcff"), ("latin-1", "ä \\u2588 \\udcff"), ("utf-8", "ä █ \\udcff")])
+ESCAPED = {"ascii": "\\xe4 \\u2588 \\udcff", "latin-1": "ä \\u2588 \\udcff", "utf-8": "ä █ \\udcff"}
+
+
+@pytest.mark.parametrize("encoding, shown", ESCAPED.items())
 def test_what_an_encoding_does_not_have_is_escaped(encoding, shown):
     ended = told(r"say.say('ä █ \udcff')", env=os.environ | {"PYTHONIOENCODING": encoding}, encoding=encoding)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{shown}\n", "")
@@ -44,7 +47,8 @@ def test_a_full_disk_takes_nothing_and_costs_nothing(name):
 
 def test_a_stream_that_was_closed_before_the_start_is_not_taken_by_a_file():
     code = "say.protect(); f = open('/dev/null'); say.say('x'); say.warn(str(f.fileno() > 2))"
-    ended = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", f"from apex import say\n{code}"], capture_output=True, text=True)
+    program = [sys.executable, "-c", f"from apex import say\n{code}"]
+    ended = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "True\n")
 
 
@@ -60,7 +64,8 @@ def test_a_reader_that_is_slow_gets_all_of_a_stream_that_does_not_block():
 
 def test_a_signal_handler_may_tell_while_a_line_is_being_told():
     code = (
-        "import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: say.say('handler'))\nsignal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)\n"
+        "import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: say.say('handler'))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)\n"
         "for _ in range(20_000): say.say('line')\nsignal.setitimer(signal.ITIMER_REAL, 0)"
     )
     ended = told(code)
@@ -89,8 +94,11 @@ def test_a_line_to_a_terminal_that_has_closed_is_lost():
     import pty
 
     master, slave = pty.openpty()
-    code = "import signal, sys; say.protect(); signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.stdin.read(1); say.say('x'); say.warn('x'); print('x')"
-    with subprocess.Popen([sys.executable, "-c", f"from apex import say\n{code}"], stdin=subprocess.PIPE, stdout=slave, stderr=slave) as process:
+    code = (
+        "import signal, sys\nfrom apex import say\nsay.protect(); signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.stdin.read(1)\n"
+        "say.say('x'); say.warn('x'); print('x')"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=slave, stderr=slave) as process:
         os.close(slave), os.close(master)
         process.communicate(b"x")
     assert process.returncode == 0

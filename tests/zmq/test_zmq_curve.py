@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from apex.transport import zmq_link
-from apex.transport.zmq_link import Hub, Link, over_tcp, name
+from apex.transport.zmq_link import Hub, Link, name, over_tcp
 
 TOKEN, SECRET = bytes(range(16)), b"nobody on the way is to read this; "
 
