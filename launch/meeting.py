@@ -7,12 +7,26 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from apex.say import warn
 from apex.topology import Topology, names_of
 
 RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
-_FOLDER, _BUILT, _BEGUN = ".starting", "built", "begun"
+_FOLDER, _MET, _BUILT, _BEGUN = ".starting", "-met", "-built", "begun"
+
+
+class _Stage(NamedTuple):
+    suffix: str  # of what each rank leaves behind it
+    what: str  # those do who have not come so far
+    fault: str | None  # of those who never do; None: however long it takes
+
+
+_STAGES = (
+    _Stage("", "", "did not come"),
+    _Stage(_MET, ", which start", "came, but did not meet the others"),
+    _Stage(_BUILT, ", which start", None),
+)
 
 
 def arrive(rank: int) -> None:
@@ -20,9 +34,14 @@ def arrive(rank: int) -> None:
     _leave(str(rank))
 
 
+def meet(rank: int) -> None:
+    """Say that this rank has met all others."""
+    _leave(f"{rank}{_MET}")
+
+
 def build(rank: int) -> None:
     """Say that this rank is ready to begin its role."""
-    _leave(f"{rank}-{_BUILT}")
+    _leave(f"{rank}{_BUILT}")
 
 
 def begin() -> None:
@@ -43,7 +62,7 @@ class Meeting:
     def __init__(self, folder: Path, topology: Topology, watchdog_s: float, limit_s: float):
         self._folder, self._size = folder / _FOLDER, topology.size
         self._watchdog_s, self._limit_s = watchdog_s, limit_s
-        self._missing, self._told, self._has_begun = (set(), ""), False, False
+        self._missing, self._told, self._has_begun = (set(), _STAGES[0]), False, False
         self.restart()
 
     def open(self) -> None:
@@ -67,22 +86,23 @@ class Meeting:
 
     def watch(self) -> str | None:
         """Tell, after ``watchdog_s`` without another rank, who is missing; return why to give up, once that is due."""
-        missing, what = self._awaited()
-        if (missing, what) != self._missing or not missing:
-            self._missing, self._told = (missing, what), False
+        missing, stage = self._awaited()
+        if (missing, stage) != self._missing or not missing:
+            self._missing, self._told = (missing, stage), False
             self.restart()
             return None
         quiet_s, names = time.monotonic() - self._since, names_of(missing, self._size)
-        if quiet_s > self._limit_s and not what:
-            return f"{names} did not come within {self._limit_s:g} s (run.meet_s)"
+        if quiet_s > self._limit_s and stage.fault is not None:
+            return f"{names} {stage.fault} within {self._limit_s:g} s (run.meet_s)"
         if quiet_s > self._watchdog_s and not self._told:
             self._told = True
-            warn(f"apex: {self._watchdog_s:g} s without another rank: the others wait for {names}{what}")
+            warn(f"apex: {self._watchdog_s:g} s without another rank: the others wait for {names}{stage.what}")
         return None
 
-    def _awaited(self) -> tuple[set[int], str]:
-        """Return the ranks that have not come; once all have, those that are not ready, and that they start."""
-        def lacking(suffix: str) -> set[int]:
-            return {rank for rank in range(self._size) if not (self._folder / f"{rank}{suffix}").exists()}
-
-        return (missing, "") if (missing := lacking("")) else (lacking(f"-{_BUILT}"), ", which start")
+    def _awaited(self) -> tuple[set[int], _Stage]:
+        """Return the first stage that not every rank has behind it, and the ranks that have not."""
+        for stage in _STAGES:
+            missing = {rank for rank in range(self._size) if not (self._folder / f"{rank}{stage.suffix}").exists()}
+            if missing:
+                break
+        return missing, stage

@@ -23,6 +23,7 @@ from launch.resume import CHECKPOINT_VARIABLE
 from launch.world import threads
 
 _LEARNER_COMPLAINS_S = 5.0
+_OTHERS_START_S = 120.0  # where ranks begin their roles as they come
 
 
 def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | None = None) -> int:
@@ -47,6 +48,7 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         port = _make_port(config, topology, spec, comm)
         failure.is_running = True
         signal.alarm(0)
+        meeting.meet(comm.rank)
         # Where losses are survived there is no waiting for all: one that ends meanwhile is replaced.
         all_begin = partial(worlds.all_begin, comm) if config.run.tolerate == "nobody" else None
         _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint, all_begin)
@@ -65,7 +67,7 @@ def _meet(config: Config, topology: Topology, preset: str):
     """Return ``(transport's module, world, how this rank fails)`` once all ranks are there; a signal ends this one at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the others are: none waits for Python, which MPI_Init does not let run
     meeting.arrive(world.from_environment()[0])
-    if config.run.transport == "mpi":
+    if config.run.transport == "mpi" and RUN_FOLDER_VARIABLE not in os.environ:  # there is no launcher to give up
         signal.alarm(ceil(config.run.meet_s))  # a rank that ends before may be waited for for ever, inside MPI_Init
     worlds, _ = world.load(config.run.transport)
     comm = worlds.world(topology.size)
@@ -250,7 +252,8 @@ def _be_role(
         all_begin()
     if role_name == LEARNER:
         meeting.begin()
-    watchdog = Watchdog(topology.name(rank), config.run.watchdog_s, folder.stacks_of(*topology.role(rank)))
+    grace_s = _OTHERS_START_S if all_begin is None else 0.0
+    watchdog = Watchdog(topology.name(rank), config.run.watchdog_s, folder.stacks_of(*topology.role(rank)), grace_s)
     try:
         drive(role, watchdog, drain_s, signals, wait)
     finally:

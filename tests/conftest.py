@@ -22,6 +22,7 @@ sys.path.insert(0, str(CONFORMANCE))  # suites that tests of other folders subcl
 pytest.register_assert_rewrite("port_conformance", "disturbance")
 _LAUNCHERS = ("OMPI", "PMIX", "PMI_", "PRTE", "SLURM", "MPI4PY", "APEX_")  # an outer job's variables would mislead an inner one
 _MARK = "JOB_OF_TEST"  # in the environment of every process of a job, whichever session it is in
+_RANK_STARTS_S = 60.0
 _LINGER_S = 5.0  # mpirun, and the kernel, take a moment to end what is killed
 PATIENCE = 6
 """Times the limits of tests, which are of free cores: what comes late on a busy machine is not wrong."""
@@ -87,10 +88,18 @@ class Job:
         return found
 
     def rank(self, rank: int) -> int:
-        """Return the pid of a rank."""
+        """Return the pid of a rank, once it is there."""
+        found = []
+        self.wait_until(lambda: found.extend(self._pids_of(rank)) or found, _RANK_STARTS_S, f"rank {rank}")
+        return found[0]
+
+    def _pids_of(self, rank: int):
         wanted = [f"{name}={rank}\0".encode() for name in ("OMPI_COMM_WORLD_RANK", "APEX_RANK")]
-        environments = ((pid, (Path("/proc") / str(pid) / "environ").read_bytes()) for pid in self.processes())
-        return next(pid for pid, environment in environments if any(name in environment for name in wanted))
+        for pid in self.processes():
+            with contextlib.suppress(OSError):  # it has just ended
+                environment = (Path("/proc") / str(pid) / "environ").read_bytes()
+                if any(name in environment for name in wanted):
+                    yield pid
 
     def wait_until(self, holds, timeout: float, what: str) -> None:
         """Wait until ``holds()``; the test fails, and the job ends, if that takes too long or the job ends before."""

@@ -82,13 +82,18 @@ def on_stop_signals(handler) -> None:
 
 
 class StopSignals:
-    """SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly end; ``caught`` tells whether one came."""
+    """SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly end; ``caught`` tells whether one came.
+
+    ``went_on`` tells whether this process was stopped (SIGSTOP, Ctrl-Z) and goes on, until it is set back.
+    """
 
     def __init__(self, forces: bool = False):
         """With ``forces``, a second Ctrl-C raises :class:`Forced`; else what has started this process sees to that."""
         self.caught: str | None = None
+        self.went_on = False
         self._forces = forces
         on_stop_signals(self._note)
+        signal.signal(signal.SIGCONT, self._note_going_on)
 
     def ignore(self) -> None:
         """All is done: one still on its way, as to a rank of another host, comes when Python has already put its handlers away."""
@@ -99,6 +104,9 @@ class StopSignals:
             self.ignore()  # a third would end what this one begins
             raise Forced(128 + number)
         self.caught = signal.Signals(number).name
+
+    def _note_going_on(self, number, frame) -> None:
+        self.went_on = True
 
 
 class Forced(BaseException):
@@ -116,22 +124,29 @@ class DrainTimeout(RuntimeError):
 def drive(role: Role, watchdog: Watchdog, drain_s: float, signals: StopSignals, wait: Wait) -> None:
     """Step ``role`` until it has finished; ask for the end of the run when a signal has arrived.
 
-    Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``.
+    Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``, from the last time on that this process went on.
     """
-    deadline = None
+    deadline, now = None, time.monotonic()
     while not role.finished:
         if signals.caught and deadline is None:
             role.port.request_stop()
         if role.port.stopping:
-            deadline = deadline or time.monotonic() + drain_s
-            _check_drain(role, watchdog.name, deadline, drain_s)
-        if role.step():
-            wait.reset(), watchdog.reset(), watchdog.beat()
-        else:
+            deadline = deadline or now + drain_s
+            if now > deadline:
+                raise _drain_timeout(role, watchdog.name, drain_s)
+        is_at_work = role.step()
+        if not is_at_work:
             role.counters.add("wait_s", wait.idle())
-            watchdog.check(role), watchdog.beat()
+        now = time.monotonic()
+        if signals.went_on:  # looked at after the clock, which goes on while a process is stopped
+            signals.went_on, deadline = False, deadline and now + drain_s
+            watchdog.went_on()
+        if is_at_work:
+            wait.reset(), watchdog.reset()
+        else:
+            watchdog.check(role)
+        watchdog.beat()
 
 
-def _check_drain(role: Role, name: str, deadline: float, drain_s: float) -> None:
-    if time.monotonic() > deadline:
-        raise DrainTimeout(f"{name} could not finish within {drain_s:g} s of the end of the run; it waits for {role.port.waits_for()}")
+def _drain_timeout(role: Role, name: str, drain_s: float) -> DrainTimeout:
+    return DrainTimeout(f"{name} could not finish within {drain_s:g} s of the end of the run; it waits for {role.port.waits_for()}")

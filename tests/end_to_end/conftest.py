@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or one rank start late.
+# Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or ranks start late.
 SITECUSTOMIZE = """
 import importlib.abc, importlib.util, json, os, sys, threading, time
 
@@ -40,7 +40,9 @@ class Finder(importlib.abc.MetaPathFinder):
             spec.loader.exec_module = lambda module: (load(module), patch(module))
             return spec
 
-if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("APEX_RANK")) == fault.get("rank"):
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("APEX_RANK"))
+time.sleep(fault.get("late_too", {}).get(rank, 0))
+if rank == fault.get("rank"):
     time.sleep(fault.get("late_s", 0))
     if "module" in fault:
         sys.meta_path.insert(0, Finder())

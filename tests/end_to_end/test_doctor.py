@@ -79,8 +79,8 @@ class TestWorldsThatAreNone:
 
 
 class TestEndings:
-    def test_ranks_that_are_killed_leave_no_shared_memory_behind(self, start):
-        job = start([sys.executable, *DOCTOR, "cartpole"])  # with a preset to look at, its ranks live for seconds
+    def test_ranks_that_are_killed_leave_no_shared_memory_behind(self, start, inject):
+        job = start([sys.executable, *DOCTOR, "cartpole"], inject(3, late_s=1000))  # the others wait for it
         job.wait_until(lambda: left_in(f"apex-segments-{job.process.pid}-*/*"), LOOKS_S, "shared memory of the ranks")
         for pid in [job.rank(rank) for rank in range(4)]:
             with contextlib.suppress(ProcessLookupError):  # mpirun was first

@@ -1,11 +1,16 @@
 """What all roles share: the last report, the watchdog, and the end of a local run that fails."""
 
+import faulthandler
+import signal
 import time
 
 import pytest
 
+from apex.metrics import Counters
 from apex.role import Role
 from apex.run_folder import RunFolder
+from apex.topology import ACTOR
+from apex.transport.drive import StopSignals, Wait, drive
 from apex.transport.watchdog import Watchdog
 from launch.main import main
 
@@ -94,3 +99,60 @@ def test_a_local_run_that_fails_leaves_its_traceback_and_a_result_that_says_so(m
     folder = RunFolder(tmp_path / "latest")
     assert folder.error().splitlines()[-1] == "RuntimeError: injected"
     assert (folder.result()["reason"], folder.result()["status"]) == ("error", 1)
+
+
+class Stopped:
+    """A role at the end of a run: it is stopped in its first step until ``is_over()``, goes on, and finishes in its second."""
+
+    stopping, finished = True, False
+
+    def __init__(self, is_over):
+        self.port, self.counters, self._is_over = self, Counters(ACTOR), is_over
+
+    def step(self) -> bool:
+        self.finished = self._is_over is None
+        while not self.finished and not self._is_over():
+            time.sleep(0.01)
+        self._is_over = None
+        signal.raise_signal(signal.SIGCONT)
+        return False
+
+    def waits_for(self) -> str:
+        return "its end"
+
+    waiting_for = waits_for
+
+
+@pytest.fixture
+def signals():
+    """The signals as a rank takes them, for the time of a test."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCONT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield StopSignals()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_who_is_stopped_for_longer_than_any_limit_and_goes_on_has_not_hung_and_ends_in_order(tmp_path, signals, capsys):
+    stacks = tmp_path / "stacks" / "actor-0.txt"
+    watchdog = Watchdog("actor 0", limit_s=0.5, stacks=stacks)
+
+    def is_over() -> bool:
+        if not stacks.stat().st_size:
+            return False
+        faulthandler.cancel_dump_traceback_later()
+        watchdog.limit_s = 100  # this test may be slow
+        return True
+
+    drive(Stopped(is_over), watchdog, 0.1, signals, Wait())
+    watchdog.close()
+    assert list(tmp_path.iterdir()) == [] and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("grace_s, told", [(0, 1), (1000, 0)])
+def test_no_wait_counts_while_others_may_still_be_starting(capsys, grace_s, told):
+    watchdog = Watchdog("learner (rank 0)", limit_s=0.0, grace_s=grace_s)
+    watchdog.reset()
+    watchdog._since -= 1
+    watchdog.check(Waiting("sample batches"))
+    assert capsys.readouterr().err.count("apex: learner (rank 0) has waited 0 s for sample batches") == told
