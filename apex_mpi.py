@@ -52,8 +52,8 @@ def _place(name: str) -> str:
 
 def _refusal(name: str) -> str:
     return (
-        f"apex: another package called '{name}' was imported when Python started, from {_place(name)}; take it out of "
-        "what runs then (sitecustomize, usercustomize or a .pth file), or start with: PYTHONPATH= apex ..."
+        f"apex: another package called '{name}' was imported when Python started, from {_place(name)}; remove that "
+        "import (it is in sitecustomize, usercustomize or a .pth file), or start with: PYTHONPATH= apex ..."
     )
 
 

@@ -60,8 +60,8 @@ class Episodes:
         """Say that episodes have been cut, if any has."""
         if not self.cut:
             return None
-        frames = "env.max_episode_frames; their returns count so far"
-        return f"{self.cut} of {len(self.running)} episodes had not ended after {self.most_steps} steps and were cut ({frames})"
+        why = "env.max_episode_frames; the return up to there counts"
+        return f"{self.cut} of {len(self.running)} episodes did not end within {self.most_steps} steps and were cut ({why})"
 
 
 class Evaluator(Role):
@@ -128,7 +128,7 @@ class Evaluator(Role):
         self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed, self._most_frames)
 
     def _complain(self) -> None:
-        """Say, once a run, that evaluation episodes do not end."""
+        """Warn once that evaluation episodes do not end."""
         complaint = self._episodes.complaint()
         if complaint is not None and not self._complained:
             self._complained = True
@@ -151,8 +151,8 @@ class Evaluator(Role):
         self._from_steps = self.policy.learner_steps + self.config.period
 
     def _tell_if_alike(self) -> None:
-        """Say once that an evaluation was one episode, played many times."""
+        """Warn once that an evaluation was one episode, played many times."""
         if self._episodes.all_alike and not self._told_alike:
             self._told_alike = True
             many = len(self._episodes.returns)
-            warn(f"apex: evaluator: its {many} episodes were one and the same, step by step; their mean is of one number")
+            warn(f"apex: {EVALUATOR}: all {many} episodes were identical, step by step; their mean is one return")

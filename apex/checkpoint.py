@@ -43,5 +43,5 @@ def load(path: Path) -> dict:
     except Exception as error:
         raise ConfigError(f"checkpoint {path} cannot be read: {type(error).__name__}") from error
     if not isinstance(state, dict):
-        raise ConfigError(f"checkpoint {path} is none of this program: it holds a {type(state).__name__}")
+        raise ConfigError(f"checkpoint {path} was not written by this program: it holds a {type(state).__name__}")
     return state

@@ -261,7 +261,7 @@ def read_manifest(folder: Path) -> dict:
     if not whole:
         raise Damaged(f"checkpoint {folder}: {MANIFEST} has been changed")
     if not isinstance(manifest, dict):
-        raise Damaged(f"checkpoint {folder}: {MANIFEST} is none of this program")
+        raise Damaged(f"checkpoint {folder}: {MANIFEST} was not written by this program")
     if manifest.get("format") != FORMAT:
         raise Damaged(f"checkpoint {folder}: it has format {manifest.get('format')}, this program reads {FORMAT}")
     wrong = next((name for name, is_right in _FIELDS.items() if not is_right(manifest.get(name))), None)

@@ -9,6 +9,7 @@
         result.json    how the run ended, written once
         error.txt      the traceback that ended it, the first writer's
         .reserve       while it goes on: room for result.json or error.txt, should the disk be full
+        .lock          which process runs it (see ``apex.run_lock``); .starting/: which ranks have come, until all have begun
         stacks/        where ranks were that hung, or waited for one that did
         checkpoints/   latest.pt and best.pt: networks; step-*/: all that a run resumes from
         tensorboard/   metrics-lost.jsonl: rows from after the checkpoint that the run was resumed from
@@ -150,11 +151,11 @@ class RunFolder:
         return Tail(self.metrics_path).new_rows()
 
     def check_rows(self) -> None:
-        """Raise :class:`ConfigError`, naming the file, where a row of the log is none of a run: see :func:`row_fault`."""
+        """Raise :class:`ConfigError`, naming the file, where a row of the log is not a run's: see :func:`row_fault`."""
         for row in self.rows():
             fault = row_fault(row)
             if fault is not None:
-                raise ConfigError(f"{self.metrics_path} is no log of a run: {fault}; move it aside to go on without it")
+                raise ConfigError(f"{self.metrics_path} is not a run's log: {fault}; move it aside to go on without it")
 
     def cut_rows(self, wall_s: float) -> None:
         """Move the rows from after ``wall_s`` to ``metrics-lost.jsonl``: a run that resumes makes what they tell of again."""
@@ -298,7 +299,7 @@ def row_fault(row: dict) -> str | None:
     for name in ROW_FIELDS:
         value = row.get(name)
         if not (value is None or _is_number(value)):
-            return f"{name} = {json.dumps(value)[:40]} is no finite number"
+            return f"{name} = {json.dumps(value)[:40]} is not a finite number"
     return None
 
 
@@ -313,13 +314,13 @@ def _checked_result(path: Path, text: bytes) -> dict:
     try:
         result = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is no JSON") from None
+        raise ConfigError(f"{path} is not JSON") from None
     known = result if isinstance(result, dict) else {}
     wrong = next((name for name, kind in _OF_RESULT.items() if not isinstance(known.get(name), kind)), None)
     if wrong is None and not (known.get("eval_return") is None or _is_number(known["eval_return"])):
         wrong = "eval_return"
     if wrong is not None:
-        raise ConfigError(f"{path} is no result of a run: it has no usable '{wrong}'")
+        raise ConfigError(f"{path} is not a run's result: it has no usable '{wrong}'")
     return result
 
 

@@ -24,7 +24,7 @@ def take(folder: Path) -> None:
     """Lock a run folder for this process, until :func:`give` or its end.
 
     Raises :class:`ConfigError`, naming the holder, where another process holds it, and where the file cannot be
-    opened. A file system without locks is told of once; the run goes on.
+    opened. Where the file system has no locks, it warns and goes on.
     """
     path = Path(folder) / NAME
     try:
@@ -40,7 +40,7 @@ def take(folder: Path) -> None:
             holder = _holder(descriptor)
             os.close(descriptor)
             raise ConfigError(f"run {folder} is in use by {holder}; stop that, or wait for its end") from None
-        warn(f"apex: warning: {path} cannot be locked ({error.strerror}): see to it that no other job runs in this folder")
+        warn(f"apex: warning: {path} cannot be locked ({error.strerror}): make sure that no other job runs in this folder")
     give(folder)
     _held[_key(folder)] = descriptor
 

@@ -149,7 +149,7 @@ def _check_limits(saved: Saved, config: Config) -> None:
     if run.stop_at_target and record["eval_return"] >= run.target_return:
         raise ConfigError(
             f"run.target_return = {run.target_return:g} has been reached at {saved.folder}, with {record['eval_return']:g}; "
-            "raise it, or go on for good with --set run.stop_at_target=false"
+            "raise it, or do not stop there: --set run.stop_at_target=false"
         )
 
 

@@ -1,8 +1,8 @@
 """The one way to tell a person something. It cannot fail: telling is not part of the work.
 
 A line goes straight to the descriptor of stdout or stderr, so nothing is left to be flushed at the end of the process,
-and a signal handler may speak at any time. A closed terminal, a reader that has gone, a full disk: the line is lost and
-the work goes on. While a process shows a live table it takes the lines in (:func:`divert`) and shows them above it.
+and a signal handler may write at any time. If a terminal is closed, a reader has gone or a disk is full, the
+line is lost and the work goes on. While a process shows a live table it takes the lines in (:func:`divert`) and shows them above it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 
 _WRITABLE_WITHIN_S = 1.0  # a terminal in non-blocking mode takes the rest a moment later
-_KEPT = 10_000  # lines, where whoever shows them is held up
+_KEPT = 10_000  # lines, while the view does not take them
 _diverted: deque[tuple[bool, str]] | None = None
 
 

@@ -1,6 +1,6 @@
 """The first and last instants of a command: Ctrl-C then ends it with one line.
 
-Imports next to nothing, so that there is hardly an instant before it.
+It imports almost nothing, so that it is in force early.
 """
 
 from __future__ import annotations

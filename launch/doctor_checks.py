@@ -179,7 +179,7 @@ def shared_memory(patient: Patient) -> Iterator[Finding]:
 def memory(patient: Patient) -> Iterator[Finding]:
     """The run fits into the memory of every host."""
     if patient.memory_refusal:
-        yield Finding(WRONG, "memory", patient.memory_refusal, "as said, or ask SLURM for more (--mem)")
+        yield Finding(WRONG, "memory", patient.memory_refusal, "do as it says, or ask SLURM for more (--mem)")
         return
     for host, ranks in sorted(patient.hosts().items()):
         fits = "" if patient.config is None or patient.refusal else ", the run fits"
@@ -218,8 +218,11 @@ def roms(patient: Patient) -> Iterator[Finding]:
     """The game is there, and environments can be made and stepped."""
     env = EnvConfig(family="atari", id="pong") if patient.config is None else patient.config.env
     if patient.refusal.startswith("env."):
-        fix = "pip install --force-reinstall ale-py, or another env.id" if env.family == "atari" else "as said, or another env.id"
-        yield Finding(WRONG, "ROMs" if env.family == "atari" else "environment", patient.refusal, fix)
+        if env.family == "atari":
+            name, fix = "ROMs", "pip install --force-reinstall ale-py, or another env.id"
+        else:
+            name, fix = "environment", "correct what it names, or use another env.id"
+        yield Finding(WRONG, name, patient.refusal, fix)
         return
     if env.family != "atari":
         yield Finding(OK, "ROMs", f"not needed: {env.id}")

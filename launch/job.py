@@ -143,9 +143,9 @@ class _Job:
     def status(self) -> int:
         """Return the exit status of the job, once it has ended."""
         if self.reason is not None:
-            return {"signal": 0, "killed": 128 + signal.SIGINT, "error": 1}[self.reason]
+            return {"signal": 0, "killed": _BY_SIGNAL + signal.SIGINT, "error": 1}[self.reason]
         status = self.process.wait()
-        return 128 - status if status < 0 else status
+        return _BY_SIGNAL - status if status < 0 else status
 
     def _tell_of_signals(self) -> None:
         if self.asked.first is not None and not self._told:

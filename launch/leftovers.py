@@ -50,8 +50,8 @@ def _unfinished(prefix: str, parent: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, wait: int = 0) -> Iterator[None]:
-    """Hold the lock that says a folder is in use; raises OSError where it cannot be had (LOCK_NB: at once), or the folder
-    is another user's.
+    """Hold the lock that says a folder is in use; raises OSError where it cannot be taken (LOCK_NB: at once), or the
+    folder is another user's.
 
     The kernel frees it when this process ends, however it does. It is seen from every container that has the same
     file system; a process's number is not: each container counts its own, and numbers come again.

@@ -1,4 +1,4 @@
-"""What ranks leave in the run folder as they start, for `apex train`: over MPI none can speak before all have met."""
+"""What ranks leave in the run folder as they start, for `apex train`: over MPI no rank can send before all have met."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _V2 = _Version(("memory.max", "memory.high"), "memory.current", ("inactive_file"
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that can still be had; ``root`` is the folder that holds ``proc`` and the mounts."""
+    """Return the bytes that are still available; ``root`` is the folder that holds ``proc`` and the mounts."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     return min(free, *(_left(folder, version) for folder, version in _groups(root)), NO_LIMIT)

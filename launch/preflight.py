@@ -30,11 +30,11 @@ def check(config: Config) -> EnvSpec:
 
 
 def _tell_of_equal_episodes(config: Config) -> None:
-    """Say where every evaluation plays one episode over and over: its mean is of one number."""
+    """Warn where every evaluation will play one episode many times, so that its mean is one return."""
     evaluator = config.evaluator
     if evaluator.episodes > 1 and evaluator.epsilon == 0.0 and is_always_the_same(config.env):
         warn(
-            f"apex: the {evaluator.episodes} episodes of an evaluation are one and the same: nothing is random in it"
+            f"apex: the {evaluator.episodes} episodes of an evaluation will be identical: nothing in them is random"
             " (env.noop_max, env.sticky_actions and evaluator.epsilon are 0)"
         )
 

@@ -59,8 +59,8 @@ def _set_aside(held: Saved, lost: dict[str, str]) -> None:
             raise ConfigError(f"checkpoint {held.folder} cannot be written to: {error.strerror}") from None
         warn(f"apex: checkpoint {held.folder}: {name} {what}")
     warn(
-        f"apex: {inside} of {total} transitions of replay are lost with that; all else of {held.folder.name} is used. "
-        "Replay fills up again; where fewer than replay.min_size are left, before the next learner step"
+        f"apex: {inside} of {total} replay transitions are lost with it; everything else in {held.folder.name} is used. "
+        "If fewer than replay.min_size are left, learning waits until replay has filled up"
     )
 
 

@@ -213,7 +213,7 @@ class Checkpoints:
         if reason in self._warned:
             return
         self._warned.add(reason)
-        warn(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on (told once until one is written)")
+        warn(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on (not repeated until one is written)")
 
     def _next_due(self, learner_steps: int) -> int:
         return (learner_steps // self._period + 1) * self._period

@@ -136,7 +136,7 @@ class Record:
         try:
             self.folder.write_result(result)
         except OSError as error:
-            warn(f"apex: {self.folder.path}/result.json cannot be written: {error.strerror}; it would be {json.dumps(result)}")
+            warn(f"apex: {self.folder.path}/result.json cannot be written: {error.strerror}; its content: {json.dumps(result)}")
 
     def write_row(self, last: bool = False) -> dict:
         """Write a row of the log to the run folder and the screen; return it."""

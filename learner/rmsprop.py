@@ -66,15 +66,15 @@ class CentredRMSprop(Optimizer):
 
 
 def _in_this_form(saved: dict) -> dict:
-    """Return a state in this class's form; one of torch's centred RMSprop is converted, which is said."""
+    """Return a state in this class's form; one of torch's centred RMSprop is converted, with a warning."""
     groups, states = saved["param_groups"], saved["state"]
     if all("decay" in group for group in groups):
         return saved
     if not all(group.get("centered") for group in groups):
-        raise ValueError("its optimiser is RMSProp that is not centred")
+        raise ValueError("its optimiser is RMSProp without centring")
     warn(
-        "apex: the checkpoint's RMSProp had epsilon outside the root; its averages are taken over, and from here on"
-        " epsilon is inside, so steps are of another size"
+        "apex: the checkpoint's RMSProp added epsilon outside the root; its averages are kept, but epsilon is now inside,"
+        " so the size of steps changes"
     )
     groups = [{name: group[name] for name in ("lr", "eps", "params")} | {"decay": group["alpha"]} for group in groups]
     return {"state": {key: _averages_of_torch(state) for key, state in states.items()}, "param_groups": groups}

@@ -27,7 +27,7 @@ def read_token(text: str) -> bytes:
 
 def missing_token() -> ConfigError:
     """Return the refusal of a part of a job that has no token: each part would make one of its own."""
-    return ConfigError(f"{TOKEN_VARIABLE} is not set, and all launchers of a job need the same; {_MAKES_ONE}")
+    return ConfigError(f"{TOKEN_VARIABLE} is not set; all launchers of a job need the same token; {_MAKES_ONE}")
 
 
 def check_folder(path: str) -> None:
@@ -45,9 +45,9 @@ def check_folder(path: str) -> None:
 
 
 class Badges:
-    """By what the ranks of a job know each other: 33 bytes of each rank, made from the job's token.
+    """How the ranks of a job know each other: 33 bytes for each rank, made from the job's token.
 
-    Who sees the badge of one rank can make neither the token nor the badge of another (HMAC, RFC 2104).
+    The badge of one rank gives neither the token nor the badge of another (HMAC, RFC 2104).
     """
 
     def __init__(self, token: bytes, ranks: Iterable[int]):
@@ -59,5 +59,5 @@ class Badges:
         return self._of[rank]
 
     def rank(self, badge: bytes) -> int | None:
-        """Return whose badge it is, None where it is none of this job's."""
+        """Return the rank that a badge belongs to, or None where it is not of this job."""
         return next((rank for rank, known in self._of.items() if hmac.compare_digest(known, badge)), None)

@@ -98,7 +98,7 @@ class _Mailbox:
     def refuse(self) -> None:
         """Drop what is left of the message, and count it."""
         self._drop()
-        self.refusals.add("a message that is none of this run's")
+        self.refusals.add("a message from outside this run")
 
     _is_late = False  # the message is from a life of its rank that is over
 

@@ -49,7 +49,7 @@ def make_port(world, topology: Topology, limits: Limits, form: Form) -> PickledP
 def _folder(endpoint: str) -> str:
     parts = urlsplit(endpoint)
     if parts.scheme != "ipc":
-        raise ConfigError(f"zmq-pickle is for one host, and its ranks meet in a folder; {endpoint} is none")
+        raise ConfigError(f"zmq-pickle needs all ranks on one host and ipc:///folder as endpoint, not {endpoint}")
     try:
         check_folder(parts.path)
     except ValueError as error:
@@ -193,7 +193,7 @@ def _sender(parts: list[zmq.Frame], badges: Badges, refusals: Refusals, expected
     """Return the rank from which a message comes: a badge and one frame more; None, and count it, where it is a stranger."""
     rank = badges.rank(parts[0].bytes) if len(parts) == 2 else None
     if rank is None or expected not in (None, rank):
-        refusals.add("a message that is none of this run's")
+        refusals.add("a message from outside this run")
         return None
     return rank
 

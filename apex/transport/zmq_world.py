@@ -40,7 +40,7 @@ FIRST_VARIABLE = "APEX_FIRST"  # the first of the ranks that were started togeth
 _VALUE, _JOIN, _HERE, _UNMET = 1, 2, 3, 4  # kinds of message
 _TELLS_S = 1.0  # least time between two words of the learner that another rank has come
 _LOOKS_S, _STOOD_STILL_S = 0.1, 5.0  # between two looks: as asked, and where this process stood still meanwhile
-_LATER_S = 5.0  # a rank that is not to speak of it gives up later than the one that is
+_LATER_S = 5.0  # ranks that stay silent give up later than the one that reports
 _ANSWERS_S = 60.0  # a learner that is there at all
 
 

@@ -89,7 +89,7 @@ def test_keys_of_lost_places_are_stale_and_never_given_out_again(tmp_path):
 
 def losses_told(text):
     """Return how many transitions a run says are lost, and of how many."""
-    words = text.split(" transitions of replay are lost")[0].split()
+    words = text.split(" replay transitions are lost")[0].split()
     return int(words[-3]), int(words[-1])
 
 
@@ -217,7 +217,7 @@ def refused_at_most(call, *names):
 
 def test_a_row_of_text_in_place_of_a_number_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"wall_s": "soon"}\n')
-    with pytest.raises(ConfigError, match=r'metrics\.jsonl is no log of a run: wall_s = "soon" is no finite number'):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is not a run's log: wall_s = \"soon\" is not a finite number"):
         _figure([tmp_path])
 
 
