@@ -76,10 +76,10 @@ def test_what_a_run_leaves_is_found_by_way_of_latest(tmp_path):
     real.write_config("[run]\nseed = 3\n")
     real.append_row({"wall_s": 1.0})
     (real.checkpoints / "best.pt").write_text("weights")
-    assert RunFolder(latest).write_result({"a": 1}) and real.result() == {"a": 1}
+    assert RunFolder(latest).write_result(result_of(seed=7)) and real.result() == result_of(seed=7)
     shell = f"cd {latest}; cat config.toml metrics.jsonl checkpoints/best.pt result.json error.txt"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
-    assert all(part in done.stdout for part in ("seed = 3", '"wall_s": 1.0', "weights", '"a": 1')) and "No such file" in done.stderr
+    assert all(part in done.stdout for part in ("seed = 3", '"wall_s": 1.0', "weights", '"seed": 7')) and "No such file" in done.stderr
 
 
 def test_tensorboard_finds_every_run_once(tmp_path):
