@@ -27,6 +27,10 @@ _LINGER_S = 5.0  # mpirun, and the kernel, take a moment to end what is killed
 PATIENCE = 6
 """Times the limits of tests, which are of free cores: what comes late on a busy machine is not wrong."""
 
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:  # in a shell's background, under nohup: ignored here, but not by jobs
+        signal.signal(_number, lambda number, frame: None)
+
 
 def pytest_collection_modifyitems(items):
     """Say what workers may share out (``make test``): a file at a time, or single tests where it is marked ``spread``.

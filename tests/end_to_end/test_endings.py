@@ -76,8 +76,9 @@ def shared_memory(job) -> set[Path]:
 
 
 def launcher_of(job) -> int | None:
-    """Return the pid of the job's mpirun, which runs as prterun, or of its ``launch.spawn``, once there is one."""
-    return next((pid for pid, line in job.processes().items() if "prterun" in line.split(" ")[0] or "-m launch.spawn" in line), None)
+    """Return the pid of what has started the job's ranks, or is to: mpirun, which runs as prterun, or ``launch.spawn``."""
+    ranks = ((pid, line) for pid, line in job.processes().items() if "launch.main" in line)  # not mpirun --version
+    return next((pid for pid, line in ranks if "prterun" in line.split(" ")[0] or "-m launch.spawn" in line), None)
 
 
 def ended_over(command: list) -> str:

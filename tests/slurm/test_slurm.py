@@ -134,8 +134,9 @@ def test_the_doctor_finds_ranks_that_srun_has_started_without_an_MPI(submit):
 
 def test_training_that_srun_has_started_without_an_MPI_is_refused(submit):
     job = submit("--nodes", "2", "--ranks-per-node", "2", "--launch", "srun --mpi=none")
-    assert job.wait().startswith("FAILED")
-    assert job.log.count("apex: srun has started 4 tasks, but no MPI") == 1, job.log
+    ended = job.wait()
+    assert ended.startswith("FAILED")
+    assert job.log.count("apex: srun has started 4 tasks, but no MPI") == 1, (ended, job.log)
     assert not [*job.directory.glob("*/config.toml")]
 
 
