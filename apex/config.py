@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import errno
 import json
 import os
-import stat
 import tomllib
 import typing
 from dataclasses import dataclass
 from pathlib import Path
 
+from apex import look
+from apex.errors import ConfigError
+
 PRESET_DIR = Path(__file__).resolve().parent.parent / "configs"
-
-
-class ConfigError(ValueError):
-    """A preset, field or value that cannot be used; the message is one line for the user."""
 
 
 def option(default, doc: str, unit: str = "", choices: tuple = (), low=None, high=None):
@@ -250,27 +247,14 @@ def toml_value(value) -> str:
 def _read_preset(preset: str) -> dict:
     is_path = preset.endswith(".toml") or os.sep in preset
     path = Path(preset) if is_path else PRESET_DIR / f"{preset}.toml"
-    if not _is_file(path):
+    text = look.read(path)
+    if text is None:
         what = f"there is no file '{preset[-80:]}' to take a preset from" if is_path else f"unknown preset '{preset[:80]}'"
         raise ConfigError(f"{what}; {nearest(preset, presets())}")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        return tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # TOML's and UTF-8's errors are ValueErrors
         raise ConfigError(f"preset '{preset}' is not valid TOML: {str(error).splitlines()[0]}") from None
-
-
-def _is_file(path: Path) -> bool:
-    """Return whether there is such a regular file; refuse where looking fails, which says neither."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except ValueError:  # a name no file can have
-        return False
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-            return False
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _parse_override(text: str) -> dict:

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no file can have such a name
 

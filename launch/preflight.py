@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from apex import algorithms
 from apex.config import Config, ConfigError
-from apex.envs import is_always_the_same
+from apex.envs import env_spec, is_always_the_same
+from apex.envs.trial import try_out
 from apex.say import warn
 from apex.schema import EnvSpec, intake_layout
 from replay_rank.index import index_class, make_index
@@ -15,8 +16,6 @@ def check(config: Config) -> EnvSpec:
     """Return the environment's spec; raises :class:`ConfigError` where the configuration cannot run."""
     # First: a wheel of torch may bring a libgomp without OpenACC, and the first one loaded serves all.
     _check_index(config)
-    from apex.envs import env_spec
-    from apex.envs.trial import try_out
     from learner.train_step import device  # imports torch, which takes a second
 
     spec = env_spec(config.env)

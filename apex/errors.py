@@ -1,0 +1,7 @@
+"""What a user did wrong, told in one line."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """A preset, field or value that cannot be used; the message is one line for the user."""
