@@ -1,4 +1,4 @@
-"""What a user did wrong, told in one line."""
+"""The error for what a user asked for and cannot get."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from apex.transport.mpi_ways import can_tolerate
 
 _MPICH = "/dev/shm/mpich_shm_"
 
+
 def world(expected_size: int) -> MPI.Comm:
     """Return COMM_WORLD; raises :class:`ConfigError` where the MPI library and the launcher differ on its size."""
     comm = MPI.COMM_WORLD
