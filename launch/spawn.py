@@ -86,7 +86,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def launcher(ranks: int, may_lose: int | None = None, lives: int = 0) -> list[str]:
-    """Return what to put before a command to run it as that many ranks; those from ``may_lose`` on are started ``lives`` times again."""
+    """Return what to put before a command to run it as that many ranks; those from ``may_lose`` on are started ``lives`` times again.
+
+    Raises :class:`ConfigError` for a token in the environment with which these would be refused.
+    """
+    _given_token()
     tolerant = [] if may_lose is None else ["--may-lose", str(may_lose), "--lives", str(lives)]
     return [sys.executable, "-P", "-m", "launch.spawn", "-n", str(ranks), *tolerant, "--"]
 
@@ -195,12 +199,17 @@ def _token(options) -> str:
 
     Where ranks of other launchers belong to the job, it has to be set: each would make another.
     """
-    given = os.environ.get(TOKEN_VARIABLE, "")
-    if given:
-        return read_token(given).hex()
+    given = _given_token()
+    if given is not None:
+        return given.hex()
     if options.first > 0 or (options.size or options.n) > options.n:
         raise missing_token()
     return secrets.token_hex(16)
+
+
+def _given_token() -> bytes | None:
+    given = os.environ.get(TOKEN_VARIABLE, "")
+    return read_token(given) if given else None
 
 
 @contextlib.contextmanager

@@ -111,6 +111,13 @@ def test_a_token_that_others_could_guess_is_refused_in_one_line_before_anything_
     assert told.returncode == 0 and len(json.loads(told.stdout)["APEX_TOKEN"]) == 32
 
 
+def test_apex_train_refuses_such_a_token_before_there_is_a_run_folder(run_to_end, tmp_path):
+    train = [sys.executable, "-m", "launch.main", "train", "cartpole", "--transport", "zmq", "--set", f"run.directory={tmp_path}/runs"]
+    ended = run_to_end(train, {"APEX_TOKEN": "5a"})
+    assert ended.returncode == 2 and ended.stderr.startswith("apex: APEX_TOKEN has 1 bytes") and len(ended.stderr.splitlines()) == 1
+    assert not ended.stdout and not list(tmp_path.iterdir())
+
+
 def test_an_empty_token_is_none_and_one_is_made_where_all_ranks_are_of_one_launcher(run_to_end):
     ended = run_to_end([*SPAWN, "-n", 1, "--", sys.executable, "-c", TELL], {"APEX_TOKEN": ""})
     assert ended.returncode == 0 and len(json.loads(ended.stdout)["APEX_TOKEN"]) == 32
