@@ -13,8 +13,8 @@ from apex.config import ConfigError
 
 
 def save(path: Path, state: dict) -> None:
-    """Write ``state`` (tensors, numbers, text, dictionaries) so that ``path`` is old or new, never torn."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write ``state`` (tensors, numbers, text, dictionaries) so that ``path`` is old or new, never torn. Raises OSError."""
+    path.parent.mkdir(exist_ok=True)  # without parents: a run folder that is removed stays removed
     aside = path.with_name(path.name + ".tmp")
     try:
         with open(aside, "wb") as file:

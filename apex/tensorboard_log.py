@@ -65,7 +65,7 @@ class Scalars:
             self._file.close()
 
     def _open(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(exist_ok=True)
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close()
         self._append(_record(file_version="brain.Event:2"))
 

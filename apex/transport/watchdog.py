@@ -101,7 +101,7 @@ class Watchdog:
         if path is None:
             return None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             return open(path, "w")
         except OSError:
             return None

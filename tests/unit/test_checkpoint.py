@@ -24,7 +24,7 @@ def refusal(path):
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    path = tmp_path / "new" / "folder" / "latest.pt"
+    path = tmp_path / "new" / "latest.pt"
     checkpoint.save(path, STATE)
     loaded = checkpoint.load(path)
     assert same(loaded, STATE) and (loaded["eval_return"], loaded["note"]) == (-21.0, "text")

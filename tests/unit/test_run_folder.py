@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from apex import run_folder
+from apex import checkpoint, run_folder
 from apex.config import ConfigError
 from apex.run_folder import RunFolder, Tail, create, make_result, resolve
+from apex.tensorboard_log import Scalars
+from apex.transport.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -275,3 +277,13 @@ def test_an_unknown_reason_is_refused_with_the_nearest():
     known = dict(eval_return=None, eval_episodes=0, wall_s=0, ranks=4, transport="mpi", preset="p", seed=0)
     with pytest.raises(ValueError, match="did you mean 'signal'"):
         make_result("signals", 0, None, **known)
+
+
+def test_a_run_folder_that_was_removed_is_not_made_again(tmp_path):
+    gone = RunFolder(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        checkpoint.save(gone.checkpoints / "best.pt", {"eval_return": 1.0})
+    with pytest.raises(FileNotFoundError):
+        Scalars(gone.tensorboard).write({"learner_steps": 1})
+    Watchdog("actor 0", limit_s=60.0, stacks=gone.stacks_of("actor", 0)).close()
+    assert not gone.path.exists()
