@@ -117,6 +117,7 @@ def _show_live(batches, told: deque, title: str, console) -> None:
 
     with Live(table({}, title), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         for rows in batches:
+            stands_above = bool(told)
             while told:
                 to_stderr, text = told.popleft()
                 if to_stderr and not is_terminal(to_stderr):
@@ -126,6 +127,8 @@ def _show_live(batches, told: deque, title: str, console) -> None:
                     console.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
             if rows:
                 live.update(table(rows[-1], title), refresh=True)
+            elif stands_above:
+                live.refresh()  # lines that are not to be broken leave the table drawn without its alignment
 
 
 def _learner(row: dict) -> tuple[str, ...]:

@@ -129,6 +129,19 @@ def test_codes_in_what_is_told_do_not_move_the_cursor_of_the_live_table(tmp_path
     assert "\x1b[3A" not in shown and "\x1b[2J" not in shown and "\x07" not in shown
 
 
+def test_the_table_below_what_is_told_is_drawn_as_before(tmp_path):
+    screen, captions = console(True), []
+
+    def is_alive():
+        captions.append(screen.file.getvalue().rpartition("\n")[2])
+        if len(captions) == 1:
+            say.say("a rank speaks")
+        return len(captions) < 2
+
+    view.follow(tmp_path, is_alive, "cartpole", screen, period_s=0.001)
+    assert captions[0].strip() == "- s" and captions[1] == captions[0]
+
+
 def test_the_live_table_shows_the_newest_of_several_rows(tmp_path):
     for steps in (1111, 2222, 3333):
         RunFolder(tmp_path).append_row(ROW | {"learner_steps": steps})
