@@ -120,7 +120,8 @@ class _Job:
             return False
         self._tell_of_signals()
         self.reason = self._reason_to_end()
-        self._error_before = self.folder.error()
+        with contextlib.suppress(Unreadable):  # the disk may give it at the next look
+            self._error_before = self.folder.error()
         # A launcher that outlives its ranks may outlive the one that the run cannot go on without.
         failed = self._tolerant and self._error_before is not None
         return self.reason is None and not failed and not self._is_overdue()
@@ -182,7 +183,8 @@ class _Job:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAUNCHER_ENDS_S)
-        while pids := _session(self.process.pid):
+        until = time.monotonic() + _RANKS_END_S  # one that waits for a disk dies only once that answers
+        while (pids := _session(self.process.pid)) and time.monotonic() < until:
             _signal(pids, signal.SIGKILL)
             time.sleep(_LOOK_AGAIN_S)
         if self.reason in ("signal", "killed") and self._error_before is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from apex.config import Config
+from apex.look import Unreadable
 from apex.run_folder import RunFolder, Tail
 from apex.say import divert, is_terminal, say, write
 from apex.topology import Topology
@@ -105,10 +106,18 @@ def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float):
     """Yield lists of new rows, the last one after the run has ended."""
     while True:
         alive = is_alive()  # asked before reading: what was written before the end is then all read
-        yield tail.new_rows()
+        yield _new_rows(tail)
         if not alive:
             return
         time.sleep(period_s)
+
+
+def _new_rows(tail: Tail) -> list[dict]:
+    """Return the new rows; [] while the disk does not give them: a run does not end because it cannot be shown."""
+    try:
+        return tail.new_rows()
+    except Unreadable:
+        return []
 
 
 def _show_live(batches, told: deque, title: str, console) -> None:

@@ -1,14 +1,18 @@
 """The line, the live table and the learning curve."""
 
 import io
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 from apex import say
-from apex.config import ConfigError
+from apex.config import ConfigError, load
 from apex.metrics import ROW_FIELDS, Hub
 from apex.run_folder import RunFolder
-from launch import plot, view
+from apex.topology import make
+from launch import job, plot, view
+from launch.meeting import Meeting
 from launch.output_file import PICTURE, OutputFile
 
 ROW = dict.fromkeys(ROW_FIELDS) | {
@@ -154,6 +158,19 @@ def test_follow_ends_when_a_run_dies_before_its_first_row(tmp_path):
     screen = console(True)
     view.follow(tmp_path, lambda: False, "cartpole", screen)
     assert "cartpole" in screen.file.getvalue()
+
+
+def test_a_run_whose_folder_the_disk_does_not_give_goes_on(tmp_path):
+    for name in ("metrics.jsonl", "error.txt"):
+        (tmp_path / name).symlink_to("/proc/self/mem")  # whose first byte cannot be read: EIO
+    folder, config, looks = RunFolder(tmp_path), load("cartpole"), []
+    with pytest.raises(ConfigError, match="cannot be read"):
+        folder.error()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as process:  # ends with the block
+        meeting = Meeting(tmp_path, make(config), 600.0, 600.0)
+        running = job._Job(process, folder, config, meeting, SimpleNamespace(first=None, is_forced=False))
+        view.follow(tmp_path, lambda: looks.append(running.is_running()) or len(looks) < 2, "title", console(False), 0.0)
+    assert looks == [True, True]
 
 
 def write_run(path, frames_per_step=1, config=""):
