@@ -12,6 +12,7 @@ message of every rank has been received, so no rank leaves while another still s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -69,14 +70,40 @@ class PeerLost(RuntimeError):
     """A rank is gone without which the run cannot go on."""
 
 
+class Waking(NamedTuple):
+    """What a transport has for a rank that waits (see ``drive.Wait``); None for what it has not."""
+
+    wait: Callable[[float], None] | None = None
+    """Sleep until a message is here, at most so many seconds."""
+
+    bell: Bell | None = None
+    """Rung by ranks of the same host that send something."""
+
+    traffic: Callable[[], int] | None = None
+    """Count the messages that have come, those that the role never sees among them."""
+
+
+class Bell(Protocol):
+    """Wakes a rank that has said that it sleeps (see ``shared.Bell``)."""
+
+    def listen(self, whether: bool) -> None:
+        """Say whether this rank sleeps."""
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep at most this long; return whether somebody has woken this rank."""
+
+
 class Port(Protocol):
-    """What every role may ask. A transport whose messages wake a sleeper also has ``wait(seconds)`` (see ``drive.Wait``)."""
+    """What every role may ask."""
 
     ranks_here: int
     """Ranks on this host, this one included."""
 
     refused: int
     """Messages that were malformed, too long or not asked for: dropped and counted, the first was told."""
+
+    def waking(self) -> Waking:
+        """Return how messages wake this rank."""
 
     def refuse(self, why: str) -> None:
         """Count a message that the role does not take: its length was right, what it holds is not. It has changed nothing."""

@@ -6,7 +6,6 @@ that adds them up sees any damage.
 
 from __future__ import annotations
 
-import resource
 import struct
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from apex.ports import IntakeEvent
 from apex.role import Role
 from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
+from launch.usage import Usage
 from replay_rank.service import ReplayService
 
 SPEC = EnvSpec((84, 84), "uint8", 4, 6)
@@ -31,7 +31,6 @@ _CHECKED = 32  # one batch in so many is added up; the sequence number of each i
 _PAGE = 4096
 _ACTOR_AND_NUMBER, _STAMP = struct.Struct("=16xqq"), struct.Struct("=q")  # the end of a header; the first parameter version
 _CONFIG = {
-    "run": {"log_period_s": 8 * _REPORT_PERIOD_S},
     "actor": {"intake_batch": 50, "in_flight": 4},
     "algorithm": {"n_step": 3},
     "replay": {"capacity": 20_000, "min_size": 1_000},
@@ -39,9 +38,9 @@ _CONFIG = {
 }
 
 
-def config(actors: int, replay_ranks: int = 1) -> Config:
+def config(actors: int, replay_ranks: int = 1, report_period_s: float = _REPORT_PERIOD_S) -> Config:
     """Return the configuration of a world of synthetic roles."""
-    world = {"actor": {"count": actors}, "replay": {"ranks": replay_ranks}}
+    world = {"actor": {"count": actors}, "replay": {"ranks": replay_ranks}, "run": {"log_period_s": 8 * report_period_s}}
     return configuration.from_tables([("synthetic roles", _CONFIG), ("synthetic roles", world)])
 
 
@@ -56,38 +55,11 @@ def _frames_used(config: Config) -> int:
     return config.actor.intake_batch + config.algorithm.n_step + SPEC.stack - 1
 
 
-class Usage:
-    """Seconds and CPU seconds from a role's first step to the end of the run."""
-
-    def __init__(self):
-        self._start = self._end = None
-
-    def begin(self) -> None:
-        """Mark the first step."""
-        if self._start is None:
-            self._start = self._now()
-
-    def end(self) -> None:
-        """Mark the end of the run."""
-        if self._end is None:
-            self._end = self._now()
-
-    def summary(self) -> dict:
-        """Return ``seconds``, ``cpu_s`` (user and system) and ``peak_mb`` (resident, of the whole life of the process)."""
-        start = self._start or self._now()
-        seconds, cpu_s = (round(after - before, 4) for before, after in zip(start, self._end or self._now()))
-        return {"seconds": seconds, "cpu_s": cpu_s, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-    def _now(self) -> tuple[float, float]:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return time.perf_counter(), used.ru_utime + used.ru_stime
-
-
 class Measured(Role):
     """A role that knows what it used."""
 
-    def __init__(self, role: str, port):
-        super().__init__(role, port, 8 * _REPORT_PERIOD_S)
+    def __init__(self, role: str, port, report_period_s: float = _REPORT_PERIOD_S):
+        super().__init__(role, port, 8 * report_period_s)
         self.usage = Usage()
 
     def work(self) -> bool:
@@ -114,10 +86,31 @@ class Measured(Role):
 
 
 class Idle(Measured):
-    """An evaluator with nothing to evaluate."""
+    """An actor or evaluator with nothing to do."""
 
-    def __init__(self, port):
-        super().__init__(EVALUATOR, port)
+    def __init__(self, port, role: str = EVALUATOR, report_period_s: float = _REPORT_PERIOD_S):
+        super().__init__(role, port, report_period_s)
+
+
+class IdleLearner(Measured):
+    """Hears reports, and ends the run after so many seconds."""
+
+    def __init__(self, port, seconds: float, report_period_s: float):
+        super().__init__(LEARNER, port, report_period_s)
+        self._stop_at = time.perf_counter() + seconds
+
+    def turn(self) -> bool:
+        """Look at the clock."""
+        self.port.poll_reports()
+        if time.perf_counter() < self._stop_at:
+            return False
+        self.port.stop()
+        return True
+
+    def wind_down(self) -> bool:
+        """Hear the last reports."""
+        super().wind_down()
+        return bool(self.port.poll_reports())
 
 
 # --- batches ----------------------------------------------------------------------------------------

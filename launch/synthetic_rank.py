@@ -11,12 +11,13 @@ from pathlib import Path
 
 from apex.say import protect, warn
 from apex.schema import limits
-from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from launch import world
 
 TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
-WORKLOADS = ("intake", "mixed")
+WORKLOADS = ("intake", "mixed", "idle")
 _WATCHDOG_S, _DRAIN_S = 3600.0, 20.0
+_IDLE_REPORTS_S = 1.0  # as rarely as in a run with long rows of the log
 
 
 def main() -> int:
@@ -53,7 +54,8 @@ def _play(options, topology: Topology, rank: int, joined) -> dict:
     from apex.transport.watchdog import Watchdog
     from launch import synthetic
 
-    config = synthetic.config(topology.num_actors, options.replay_ranks)
+    reports = {"report_period_s": _IDLE_REPORTS_S} if options.workload == "idle" else {}
+    config = synthetic.config(topology.num_actors, options.replay_ranks, **reports)
     port = joined.make_port(topology, config, synthetic.SPEC, limits(config, synthetic.SPEC))
     role = _role(options, config, topology, rank, port)
     drive(role, Watchdog(topology.name(rank), _WATCHDOG_S), _DRAIN_S, StopSignals(), wait_of(port))
@@ -69,7 +71,11 @@ def _role(options, config, topology: Topology, rank: int, port):
     from launch import synthetic
 
     role, index = topology.role(rank)
-    sampling = options.workload != "intake"
+    if options.workload == "idle" and role == LEARNER:
+        return synthetic.IdleLearner(port, options.seconds, _IDLE_REPORTS_S)
+    if options.workload == "idle" and role != REPLAY:
+        return synthetic.Idle(port, role, _IDLE_REPORTS_S)
+    sampling = options.workload == "mixed"
     if role == LEARNER:
         return synthetic.SyntheticLearner(config, port, sampling, options.seconds, options.batches_per_s)
     if role == EVALUATOR:

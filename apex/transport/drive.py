@@ -11,14 +11,15 @@ from apex.role import Role
 from apex.transport.watchdog import Watchdog
 
 _YIELDS = 10  # polls that only yield the core before the first sleep
-_FIRST_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3
+_FIRST_SLEEP_S, _SHORT_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3, 20e-3
+_OF_THE_SILENCE = 1 / 32  # share of the time without messages that the next sleep may take
 _TAKEN_S = 200e-6  # a yield this long means that somebody else wanted the core
 _SLEEP_ONLY_S = 1.0
-_WOKEN_WITHIN_S = 5e-3  # longest wait where a message ends it; what no message tells of is then seen too
+_WOKEN_WITHIN_S = 5e-3  # longest first wait where a message ends it; what no message tells of is then seen too
 
 
 class Wait:
-    """Yield the core a few times, then sleep, twice as long each time up to a millisecond, from half the last sleep on.
+    """Yield the core a few times, then sleep, twice as long each time, from half the last sleep on.
 
     A rank blocked inside MPI spins at full load, so no role ever blocks there; polling with sleeps
     leaves the cores to the ranks that have work. A yield is the quickest way to wait on a core of
@@ -26,30 +27,43 @@ class Wait:
     a sleep of 50 us takes 115 us with or without company (both measured). So a rank that may have to
     share its core (``crowded``: there are more ranks than cores), or finds that it does, sleeps from the first
     poll on. A transport whose messages wake a sleeper has a ``wait(seconds)``, which takes the place of both.
+
+    A sleep lasts a millisecond, or 1/32 of the time without messages if that is longer, and never above 20 ms. So an
+    idle rank polls 50 times a second, and what nobody announces is seen 20 ms late at most. Ranks of one host
+    end sleeps above a millisecond by a bell (see ``shared.Bell``); shorter ones are not worth a system call.
     """
 
-    def __init__(self, ranks: int = 1, cores: int = 1, woken_by=None):
-        """For one of so many ranks on a host with so many cores; ``woken_by`` is the port's own ``wait``, if it has one."""
+    def __init__(self, ranks: int = 1, cores: int = 1, woken_by=None, bell=None, traffic=None):
+        """For one of so many ranks on a host with so many cores; ``woken_by`` is the port's own ``wait``, if it has one.
+
+        ``bell`` is the ``shared.Bell`` that neighbours ring, None without; ``traffic()`` counts messages that have come.
+        """
         self.ranks, self.cores, self._woken_by = ranks, cores, woken_by
+        self._bell, self._listens = bell, False
+        self._traffic, self._known_traffic = traffic, 0
         self.crowded, self._yield_from = ranks > cores, 0.0
         self._idle_polls, self._sleep_s, self._slept_s = 0, _FIRST_SLEEP_S, 0.0
+        self._silent_since: float | None = None
 
     def __str__(self) -> str:
         how = "is woken by messages" if self._woken_by else "sleeps at once" if self.crowded else "yields its core, then sleeps"
         return f"{self.ranks} ranks on {self.cores} cores here: a rank without work {how}"
 
     def reset(self) -> None:
-        """There was work: the next wait starts with half the sleep that this one ended with."""
-        self._idle_polls = 0
+        """There was work: the next wait starts with half the sleep that this one ended with, and half a millisecond at most."""
+        self._idle_polls, self._silent_since = 0, None
         if self._slept_s:
-            self._sleep_s, self._slept_s = max(self._slept_s / 2, _FIRST_SLEEP_S), 0.0
+            self._sleep_s, self._slept_s = max(min(self._slept_s, _SHORT_SLEEP_S) / 2, _FIRST_SLEEP_S), 0.0
+        if self._listens:
+            self._listen(False)
 
     def idle(self) -> float:
         """Wait once; return the seconds it took."""
         start = time.perf_counter()
+        longest = self._longest(start)
         if self._woken_by is not None:
             self._idle_polls += 1
-            self._woken_by(_WOKEN_WITHIN_S)
+            self._woken_by(max(_WOKEN_WITHIN_S, longest))
             # Woken at once, and not for the first time: by a message that the role does not take yet.
             if self._idle_polls == 1 or time.perf_counter() - start >= _FIRST_SLEEP_S:
                 return time.perf_counter() - start
@@ -60,15 +74,45 @@ class Wait:
             if end - start > _TAKEN_S:
                 self._yield_from = end + _SLEEP_ONLY_S
             return end - start
-        time.sleep(self._sleep_s)
-        self._slept_s, self._sleep_s = self._sleep_s, min(2 * self._sleep_s, _LONGEST_SLEEP_S)
+        self._sleep(longest)
         return time.perf_counter() - start
+
+    def _longest(self, now: float) -> float:
+        """Return how long a sleep may last."""
+        traffic = self._traffic() if self._traffic is not None else 0
+        if traffic != self._known_traffic:
+            self._known_traffic = traffic
+            self._stir()
+        if self._silent_since is None:
+            self._silent_since = now
+        return min(max(_SHORT_SLEEP_S, (now - self._silent_since) * _OF_THE_SILENCE), _LONGEST_SLEEP_S)
+
+    def _sleep(self, longest: float) -> None:
+        if self._bell is None or self._sleep_s <= _SHORT_SLEEP_S:
+            time.sleep(self._sleep_s)
+        elif not self._listens:
+            self._listen(True)  # the next poll finds what was sent before anybody could know that this rank sleeps
+            return
+        elif self._bell.wait(self._sleep_s):
+            self._stir()
+            return
+        self._slept_s, self._sleep_s = self._sleep_s, min(2 * self._sleep_s, longest)
+
+    def _stir(self) -> None:
+        """Something moves: look often for a while, as a message may take several polls."""
+        self._idle_polls, self._sleep_s, self._silent_since = 0, min(self._sleep_s, _FIRST_SLEEP_S), None
+        if self._listens:
+            self._listen(False)
+
+    def _listen(self, whether: bool) -> None:
+        self._listens = whether
+        self._bell.listen(whether)
 
 
 def wait_of(port: Port) -> Wait:
     """Return how a rank with this port waits: by the ranks on its host and the cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Wait(port.ranks_here, cores, getattr(port, "wait", None))
+    return Wait(port.ranks_here, cores, *port.waking())
 
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.metrics import MAX_REPORT
-from apex.ports import WORDS, PeerLost
+from apex.ports import WORDS, PeerLost, Waking
 from apex.refusals import Refusals, Refusing
 from apex.schema import Limits
 from apex.topology import LEARNER, LEARNER_RANK, REPLAY, Topology
@@ -39,6 +39,7 @@ class MpiPort(Refusing):
         self.ways, self.ranks_here = Ways(meeting), ranks_here
         self.role, self.index = topology.role(self.rank)
         self._desk, self.peers = met
+        self._traffic, self.ways.heard = 0, self._heard
         self._looks_at = self._sweeps_at = 0.0
         self.refusals = Refusals(topology.name(self.rank))
         self._bin = Bin(self.refusals, self.ways.tried)
@@ -46,6 +47,10 @@ class MpiPort(Refusing):
         self._finishing = self._told_finished = self._all_done = self.finished = False
         self._report, self._report_free = np.zeros(MAX_REPORT), True
         self._asked_to_stop = self.stopping = False
+
+    def waking(self) -> Waking:
+        """Neighbours ring; ranks of other hosts cannot."""
+        return Waking(bell=None if self._desk is None else self._desk.bell, traffic=lambda: self._traffic)
 
     def progress(self) -> None:
         """Notice losses, complete sends, hear a message, and step towards the end."""
@@ -122,8 +127,17 @@ class MpiPort(Refusing):
         request = None if self.ways.is_gone(dest) else self.ways.tried(comm.Issend, [message, MPI.BYTE], number, tag)
         if request is not None:
             self._sends.append((request, what, dest, done))
+            if tag != REPORT and dest in self.peers:
+                self.peers[dest].wake()
         elif done is not None:
             done()
+
+    def _heard(self, arrived: Arrived) -> None:
+        """A message has come, and its sender may wait for that. Reports are for nobody who waits."""
+        if arrived.tag != REPORT:
+            self._traffic += 1
+            if arrived.source in self.peers:
+                self.peers[arrived.source].wake()
 
     def _send_or_lend(self, message: np.ndarray, dest: int, tag: int, what: str, done) -> None:
         """Lend ``message`` where it lies in the outbox and ``dest`` is on this host, else send it; then as ``_send``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -44,6 +45,8 @@ class Ways:
         self._later: dict[int, tuple[MPI.Comm, ...]] = {}
         self._gone: set[int] = set()
         self._looks_at = 0.0
+        self.heard: Callable[[Arrived], None] = lambda arrived: None
+        """Called with every message that is matched."""
 
     def to(self, rank: int, channel: int) -> tuple[MPI.Comm, int]:
         """Return the communicator that leads to a rank, and the rank's number there."""
@@ -56,6 +59,12 @@ class Ways:
 
     def probe(self, channel: int, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Arrived | None:
         """Match a message of any rank, or of one of those of the start, if there is one."""
+        arrived = self._probe(channel, source, tag)
+        if arrived is not None:
+            self.heard(arrived)
+        return arrived
+
+    def _probe(self, channel: int, source: int, tag: int) -> Arrived | None:
         arrived = self.tried(probe, self._first[channel], source, tag)
         if arrived is not None or source != MPI.ANY_SOURCE:
             return arrived

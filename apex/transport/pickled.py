@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from apex.ports import Answer, IntakeEvent, PriorityEvent, Report, SampleRequestEvent
+from apex.ports import Answer, IntakeEvent, PriorityEvent, Report, SampleRequestEvent, Waking
 from apex.refusals import Refusals, Refusing
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
@@ -50,6 +50,10 @@ class PickledPort(Refusing):
         self._finishing = self._told_finished = self._asked_to_stop = False
         self._report_free = True
         self._announcement: np.ndarray | None = None
+
+    def waking(self) -> Waking:
+        """Nothing wakes this rank but its own clock."""
+        return Waking()
 
     def progress(self) -> None:
         """Take what has arrived, but for intake; tell of this rank's end."""

@@ -6,6 +6,7 @@ raise a count there. The receiver sees the count, takes the payload out of the o
 what it has taken on its own desk. So a send is complete when the payload is no longer needed, exactly as
 if it had been a synchronous message: what bounds messages in flight, and the exact end of a run, hold unchanged.
 No system call and no MPI call is made for a message. Nothing has a name, so nothing can be left behind.
+A desk also has a bell, a pipe: who sends to a rank whose desk says that it sleeps writes a byte there (see ``bell``).
 
 Desk and payload are plain memory: that a rank which sees a count sees the entry and the payload too, and that
 what it reads is read before the sender may write there again, is the processor's keeping of the order of
@@ -14,10 +15,13 @@ stores and of loads. x86 keeps both. Others need fences that Python does not hav
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import platform
 import resource
+import select
+import stat
 import weakref
 from collections import deque
 from pathlib import Path
@@ -31,7 +35,9 @@ _KEEP_ORDER = ("x86_64", "AMD64")
 _WORD, _LINE = 8, 8  # bytes of a word, words of a cache line
 _NONCE, _BOX = 0, 1  # words in front, the latter of file and bytes of each outbox; then a row for each rank:
 _BOXES = 2
+_BELL, _SLEEPS = _BOX + 2 * _BOXES, _BOX + 2 * _BOXES + 1  # the pipe's writing end; whether its owner waits at the other
 _SENT, _TAKEN, _ENTRIES = 0, 1, _LINE  # counts, then the ring of entries: offset and bytes of each message
+_PIPE_BYTES = 1 << 16
 _REFUSAL = -1  # in place of the bytes: an answer with nothing
 
 
@@ -47,6 +53,7 @@ class Desk:
         self.nonce = self.words[_NONCE] = nonce
         self.address = (os.getpid(), fd, nbytes)
         self._boxes: list[tuple[int, int]] = []  # where each begins, and its bytes
+        self.bell = Bell(self.words)
 
     def row(self, rank: int) -> int:
         """Return the word where the row of a rank begins; the same on every desk of the world."""
@@ -76,6 +83,34 @@ class Desk:
         return None
 
 
+class Bell:
+    """How ranks of its host wake this one; ``words`` are those of its desk.
+
+    The owner says that it sleeps, looks once more for messages, and only then waits: a sender that has not seen
+    the word has put its message where that look finds it.
+    """
+
+    def __init__(self, words: memoryview):
+        self._words = words
+        self._reads, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for fd in (self._reads, writes):
+            weakref.finalize(self, os.close, fd)
+        self._poll = select.poll()
+        self._poll.register(self._reads, select.POLLIN)
+        words[_BELL] = writes
+
+    def listen(self, whether: bool) -> None:
+        """Say whether this rank sleeps, so that others wake it."""
+        self._words[_SLEEPS] = whether
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep at most this long (to the millisecond); return whether somebody has woken this rank."""
+        woken = bool(self._poll.poll(max(1, round(1e3 * seconds))))
+        if woken:
+            os.read(self._reads, _PIPE_BYTES)
+        return woken
+
+
 class Peer:
     """What this rank (``me``) and another of its host lend each other."""
 
@@ -84,6 +119,7 @@ class Peer:
         self.rank, self._pid, self._desk = rank, pid, desk
         self._mine, self._my_row = desk.words, desk.row(rank)
         self._theirs, self._their_row = _open(pid, fd, nbytes).cast("q"), desk.row(me)
+        self._bell = _open_bell(self, pid, self._theirs[_BELL])
         self._boxes: dict[int, np.ndarray] = {}
         self._sent = self._taken = 0
         self.open: deque[tuple[str, object]] = deque()  # (what, done) of what the other has not yet taken
@@ -97,6 +133,7 @@ class Peer:
         self.open.append((what, done))
         self._sent += 1
         self._mine[self._my_row + _SENT] = self._sent  # last: whoever sees it may look at the entry
+        self.wake()
 
     def refuse(self, what: str) -> None:
         """Answer with nothing, in order with what is lent."""
@@ -141,6 +178,13 @@ class Peer:
         """The oldest message is no longer needed: the other rank may write there again."""
         self._taken += 1
         self._mine[self._my_row + _TAKEN] = self._taken
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the other rank if its desk says that it sleeps; one that is awake costs a look at memory."""
+        if self._theirs[_SLEEPS]:
+            with contextlib.suppress(OSError):  # it has been woken often enough, or is gone
+                os.write(self._bell, b"\0")
 
     def has_nonce(self, nonce: int) -> bool:
         """Whether the desk that was opened is the one that this was written on."""
@@ -229,6 +273,15 @@ def _open(pid: int, fd: int, nbytes: int) -> memoryview:
     """Return the memory (read-only) of another process's file."""
     with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
         return _map(file.fileno(), nbytes, mmap.PROT_READ)
+
+
+def _open_bell(owner: object, pid: int, fd: int) -> int:
+    """Return the writing end of another process's pipe, closed when ``owner`` is no more. Raises OSError where it is no pipe."""
+    writes = os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    weakref.finalize(owner, os.close, writes)
+    if not stat.S_ISFIFO(os.fstat(writes).st_mode):
+        raise OSError(f"file {fd} of process {pid} is no pipe")
+    return writes
 
 
 def _address(array: np.ndarray) -> int:

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from apex.ports import WORDS
+from apex.ports import WORDS, Waking
 from apex.refusals import Refusals, Refusing
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
@@ -52,9 +52,9 @@ class ZmqPort(Refusing):
         if self._hub is not None:
             self._hub.may_lose = frozenset(range(self.topology.evaluator_rank, self.topology.size))
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until a message arrives, at most this long (to the millisecond)."""
-        wait(self._boxes(), seconds)
+    def waking(self) -> Waking:
+        """Every message ends a wait."""
+        return Waking(wait=lambda seconds: wait(self._boxes(), seconds))
 
     def finish(self) -> None:
         """Say so to the learner as soon as everything of this rank has been received."""

@@ -13,6 +13,9 @@ from apex.transport import shared
 from apex.transport.shared import Desk, Peer, make_desk, neighbours
 
 
+LONG_S = 60.0  # far more than anything takes
+
+
 def two_desks(entries=2, size=3):
     """Return two ranks' desks, and each rank's peer that is the other."""
     desks = [Desk(size, entries) for _ in range(2)]
@@ -228,3 +231,44 @@ def test_where_memory_cannot_be_made_or_is_limited_nothing_is_lent(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(shared.resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
     assert shared.identity() == ""
+
+
+class TestBell:
+    def test_what_is_lent_to_or_taken_from_a_rank_that_says_that_it_sleeps_wakes_it(self):
+        desks, (sender, receiver) = two_desks()
+        desks[1].bell.listen(True)
+        sender.lend(0, 0, "message")
+        assert desks[1].bell.wait(LONG_S)
+        desks[0].bell.listen(True)
+        receiver.give_back()
+        assert desks[0].bell.wait(LONG_S)
+
+    def test_a_rank_that_is_awake_is_left_alone(self):
+        desks, (sender, receiver) = two_desks()
+        sender.lend(0, 0, "message")
+        receiver.give_back()
+        assert not desks[1].bell.wait(0.001)
+        desks[1].bell.listen(True), desks[1].bell.listen(False)
+        sender.wake()
+        assert not desks[1].bell.wait(0.001)
+
+    def test_waking_never_waits_for_a_rank_that_does_not_wake_and_is_forgotten_when_it_does(self):
+        desks, (sender, _) = two_desks()
+        desks[1].bell.listen(True)
+        for _ in range(100_000):  # more than the pipe has room for
+            sender.wake()
+        assert desks[1].bell.wait(LONG_S)
+        assert not desks[1].bell.wait(0.001)
+
+    def test_only_a_pipe_is_a_bell(self):
+        desks = [Desk(2, 1) for _ in range(2)]
+        desks[1].words[5] = desks[1].address[1]  # the desk itself
+        with pytest.raises(OSError, match="no pipe"):
+            Peer(desks[0], 0, 1, desks[1].address)
+
+    def test_nothing_stays_open(self):
+        before = len(os.listdir("/proc/self/fd"))
+        desks, peers = two_desks()
+        del desks, peers
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -4,16 +4,118 @@ from types import SimpleNamespace
 
 import pytest
 
+from apex.ports import Waking
 from apex.transport import drive
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self):
+        self.now, self.made = 100.0, []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.made.append(seconds)
+
+
+class Bell:
+    """A bell that rings in the waits whose numbers are in ``rings``."""
+
+    def __init__(self, clock: Clock, rings=()):
+        self.clock, self.rings, self.said, self.waits = clock, set(rings), [], []
+
+    def listen(self, whether: bool) -> None:
+        self.said.append(whether)
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        rung = len(self.waits) in self.rings
+        self.clock.now += 0.0 if rung else seconds
+        return rung
+
+
 @pytest.fixture
-def made(monkeypatch):
+def clock(monkeypatch):
+    """The time that ``Wait`` sees."""
+    clock = Clock()
+    monkeypatch.setattr(drive.os, "sched_yield", lambda: clock.made.append("yield"))
+    monkeypatch.setattr(drive.time, "sleep", clock.sleep)
+    monkeypatch.setattr(drive.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def made(clock):
     """What ``Wait`` asks of the system, in order."""
-    made = []
-    monkeypatch.setattr(drive.os, "sched_yield", lambda: made.append("yield"))
-    monkeypatch.setattr(drive.time, "sleep", made.append)
-    return made
+    return clock.made
+
+
+def polls_in(clock: Clock, wait: drive.Wait, seconds: float) -> int:
+    """Return how often a rank without work looks for some."""
+    until, polls = clock.now + seconds, 0
+    while clock.now < until:
+        wait.idle()
+        polls += 1
+    return polls
+
+
+@pytest.mark.parametrize("has_bell", [False, True])
+def test_after_a_second_without_messages_it_polls_fifty_times_a_second(clock, has_bell):
+    wait = drive.Wait(ranks=3, cores=2, bell=Bell(clock) if has_bell else None)
+    polls_in(clock, wait, 1.0)
+    assert 50 <= polls_in(clock, wait, 10.0) / 10 <= 52
+
+
+def test_so_does_one_whose_messages_wake_it(clock):
+    wait = drive.Wait(woken_by=clock.sleep)
+    polls_in(clock, wait, 1.0)
+    assert 50 <= polls_in(clock, wait, 10.0) / 10 <= 52
+
+
+def test_a_sleep_is_never_longer_than_a_part_of_the_silence_before_it(clock, made):
+    wait = drive.Wait(ranks=3, cores=2)
+    start = clock.now
+    polls_in(clock, wait, 2.0)
+    silent = [sum(made[:number]) for number in range(len(made))]
+    assert clock.now > start + 1
+    assert all(sleep <= max(1e-3, before / 32) for before, sleep in zip(silent, made))
+    assert max(made) == 20e-3
+    wait.reset(), wait.idle()
+    assert made[-1] == 0.5e-3
+
+
+def test_traffic_that_the_role_does_not_see_ends_the_silence(clock, made):
+    came = [0]
+    wait = drive.Wait(ranks=3, cores=2, traffic=lambda: came[0])
+    polls_in(clock, wait, 2.0)
+    came[0] += 1
+    wait.idle()
+    assert made[-1] == 50e-6
+    polls_in(clock, wait, 0.03)
+    assert made[-1] == 1e-3
+
+
+def test_it_says_that_it_sleeps_and_looks_once_more_before_it_waits_for_the_bell(clock):
+    bell = Bell(clock)
+    wait = drive.Wait(ranks=3, cores=2, bell=bell)
+    while not bell.said:
+        wait.idle()
+    assert bell.said == [True] and bell.waits == []
+    wait.idle()
+    assert len(bell.waits) == 1 and bell.waits[0] > 1e-3
+    wait.reset()
+    assert bell.said == [True, False]
+
+
+def test_a_bell_ends_the_silence(clock, made):
+    bell = Bell(clock, rings=[3])
+    wait = drive.Wait(ranks=3, cores=2, bell=bell)
+    while len(bell.waits) < 3:
+        wait.idle()
+    assert bell.said == [True, False]
+    wait.idle()
+    assert made[-1] == 50e-6
 
 
 def test_on_a_core_of_its_own_it_yields_ten_times_and_then_sleeps_longer_and_longer_up_to_a_millisecond(made):
@@ -45,23 +147,19 @@ def test_a_wait_starts_with_half_the_sleep_that_the_last_one_ended_with(made):
     assert made[3:] == [400e-6, 200e-6, 100e-6, 50e-6, 50e-6]
 
 
-def test_a_yield_that_somebody_else_took_is_the_last_for_a_second(monkeypatch):
-    now, made = [100.0], []
-
+def test_a_yield_that_somebody_else_took_is_the_last_for_a_second(monkeypatch, clock, made):
     def sched_yield():
         made.append("yield")
-        now[0] += 0.004
+        clock.now += 0.004
 
     monkeypatch.setattr(drive.os, "sched_yield", sched_yield)
-    monkeypatch.setattr(drive.time, "sleep", made.append)
-    monkeypatch.setattr(drive.time, "perf_counter", lambda: now[0])
     wait = drive.Wait()
     assert wait.idle() == pytest.approx(0.004)
     wait.reset(), wait.idle()
-    now[0] += 0.9
+    clock.now += 0.9
     wait.reset(), wait.idle()
     assert made == ["yield", 50e-6, 50e-6]
-    now[0] += 0.2
+    clock.now += 0.2
     wait.reset(), wait.idle()
     assert made[-1] == "yield"
 
@@ -86,7 +184,7 @@ def test_a_port_that_messages_wake_waits_in_its_own_way_and_does_not_spin_on_one
 )
 def test_it_is_chosen_from_the_ranks_of_the_host_and_the_cores_that_they_may_use_and_told(monkeypatch, ranks, woken, told):
     monkeypatch.setattr(drive.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    port = SimpleNamespace(ranks_here=ranks, **({"wait": print} if woken else {}))
+    port = SimpleNamespace(ranks_here=ranks, waking=lambda: Waking(wait=print if woken else None))
     wait = drive.wait_of(port)
     assert wait.crowded == (ranks > 4)
     assert str(wait) == told
