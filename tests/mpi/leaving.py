@@ -52,7 +52,7 @@ def play(port, role: str, how: str) -> list:
                     port.kill(rank)
         return False
 
-    until(lambda: port.finished, step, port, f"rank {port.rank}", 30.0)
+    until(lambda: port.finished, step, port, f"rank {port.rank}", 300.0)
     return changes
 
 

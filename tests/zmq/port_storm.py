@@ -19,7 +19,7 @@ from apex.transport.zmq import make_port
 from apex.transport.zmq_world import abort, world
 from launch.world import from_environment
 
-LONGEST_ROUND_S = 60.0
+LONGEST_ROUND_S = 300.0
 
 
 def scenarios(job, topology: Topology, folder: Path) -> None:
