@@ -12,7 +12,6 @@ import pytest
 from apex.transport import shared
 from apex.transport.shared import Desk, Peer, make_desk, neighbours
 
-
 LONG_S = 60.0  # far more than anything takes
 
 
