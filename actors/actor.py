@@ -42,7 +42,7 @@ class Actor(Role):
         exact = saved if saved is not None and saved.exact else None
         self._life = about["life"]
         self._resumed_at = saved.learner_steps + 1 if saved is not None else 0
-        self.env_seed = self._seed_of_attempt(0) if exact is None else exact.values(self._part)["env_seed"]
+        self.env_seed = self._seed_of_attempt(0) if exact is None else self._saved_seed(exact)
         self.envs = GuardedEnvs(self._make_envs, config.env.max_restarts, f"{ACTOR} {index}")
         self.policy = Policy(config, spec, port)
         self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority, port.intake_memory)
@@ -55,13 +55,15 @@ class Actor(Role):
         self._q_version = -1  # and the version of the weights they are from
         self._return = np.zeros(envs)  # full scores of the games that are being played
         if saved is not None:
-            rank_state.restore_rng(saved, ACTOR, index, self.rng)
-            self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
+            with saved.reading(f"the answer of {ACTOR} {index}"):
+                rank_state.restore_rng(saved, ACTOR, index, self.rng)
+                self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
         if "counters" in about:  # those of the process whose place this one takes
             self.counters = Counters.from_vector(ACTOR, np.array(about["counters"]))
         self._restarts_before = self.counters["env_restarts"]
         if exact is not None:
-            saved_state.restore(self, exact.arrays(self._part), exact.values(self._part))
+            with exact.reading(self._part):
+                saved_state.restore(self, exact.arrays(self._part), exact.values(self._part))
 
     def work(self) -> bool:
         """Send ready batches, then make one vector step if there is room for what it yields."""
@@ -99,6 +101,10 @@ class Actor(Role):
     def close(self) -> None:
         """Close the environments."""
         self.envs.close()
+
+    def _saved_seed(self, saved: Saved) -> int:
+        with saved.reading(self._part):
+            return int(saved.values(self._part)["env_seed"])
 
     def _seed_of_attempt(self, attempt: int) -> int:
         attempt += self._life << 32

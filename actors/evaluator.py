@@ -89,8 +89,9 @@ class Evaluator(Role):
             self.counters = Counters.from_vector(EVALUATOR, np.array(port.about["counters"]))
         self._from_steps = 0  # learner steps of the next weights that are evaluated, or more
         if saved is not None:
-            self.counters = Counters.from_vector(EVALUATOR, rank_state.counters(saved, EVALUATOR, 0, 1))
-            self._from_steps = next(iter(rank_state.own(saved, EVALUATOR, 0)), 0)
+            with saved.reading(f"the answer of {EVALUATOR}"):
+                self.counters = Counters.from_vector(EVALUATOR, rank_state.counters(saved, EVALUATOR, 0, 1))
+                self._from_steps = next(iter(rank_state.own(saved, EVALUATOR, 0)), 0)
         self._restarts_before = self.counters["env_restarts"]
 
     def work(self) -> bool:

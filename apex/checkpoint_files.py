@@ -284,7 +284,8 @@ def _has_sections(value) -> bool:
 
 
 _FIELDS = {
-    "files": _names_files, "config": _has_sections, "learner_steps": _is_count, "replay_ranks": _is_count, "num_actors": _is_count,
+    "files": _names_files, "config": _has_sections, "learner_steps": _is_count, "num_actors": _is_count,
+    "replay_ranks": lambda value: _is_count(value) and value > 0,
 }  # fmt: skip
 
 
@@ -308,9 +309,10 @@ def prune(checkpoints: Path, keep: int) -> None:
 
 
 def remove_leftovers(checkpoints: Path) -> None:
-    """Remove what was being written or removed when a run was killed."""
-    for folder in checkpoints.glob(".step-*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove what was being written or removed when a run was killed. Raises :class:`apex.look.Unreadable`."""
+    for name in look.names(checkpoints):
+        if name.startswith(".step-"):
+            shutil.rmtree(checkpoints / name, ignore_errors=True)
 
 
 def _size_and_digest(folder: Path, name: str) -> tuple[int, str] | None:

@@ -72,7 +72,7 @@ def _make_first_free(directory: Path, name: str) -> Path:
 
 def _point_latest_at(folder: Path) -> None:
     latest = folder.parent / "latest"
-    if latest.exists() and not latest.is_symlink():
+    if not latest.is_symlink() and os.path.lexists(latest):
         warn(f"warning: {latest} is not a symbolic link; left as it is")
         return
     temporary = _temporary_name(latest)
@@ -95,7 +95,9 @@ def _make_view(view: Path) -> None:
 
 def _followed(path: Path) -> Path:
     """Return the folder that ``path`` is or leads to: of a view, the run's."""
-    folder = path.parent / os.readlink(path) if path.is_symlink() else path
+    folder = path
+    with contextlib.suppress(OSError):  # it is no link; or looking fails, as it then does for whatever is asked of it next
+        folder = path.parent / os.readlink(path)
     return folder.parent if folder.name == _VIEW else folder
 
 
@@ -108,7 +110,7 @@ def resolve(run: str, directory="runs") -> Path:
     for folder in (Path(directory) / run, Path(run)):
         if _is_run(folder):
             return _followed(folder)
-    names = [name for name in look.names(directory) if not name.startswith(".") and _is_run(Path(directory) / name)]
+    names = [name for name in look.names(directory) if not name.startswith(".") and _may_be_run(Path(directory) / name)]
     if not names:
         raise ConfigError(f"no run '{run}': there are no runs in {directory}")
     # A folder may hold hundreds of runs: name only the closest.
@@ -118,6 +120,14 @@ def resolve(run: str, directory="runs") -> Path:
 
 def _is_run(folder: Path) -> bool:
     return any(look.is_there(folder / part) for part in ("config.toml", "metrics.jsonl", "checkpoints"))
+
+
+def _may_be_run(folder: Path) -> bool:
+    """Whether it is a run, or nobody here can tell: another user's, beside the one that is looked for."""
+    try:
+        return _is_run(folder)
+    except look.Unreadable:
+        return True
 
 
 class RunFolder:

@@ -6,6 +6,7 @@ inherited by programs that the holder starts.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -17,7 +18,7 @@ from apex.say import warn
 
 NAME = ".lock"
 _HELD_BY_ANOTHER = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-_held: dict[str, int] = {}  # folder -> descriptor
+_held: dict[str, tuple[int, bool]] = {}  # folder -> descriptor; whether the file was made for it
 
 
 def take(folder: Path) -> None:
@@ -27,12 +28,32 @@ def take(folder: Path) -> None:
     opened. Where the file system has no locks, it warns and goes on.
     """
     path = Path(folder) / NAME
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    except OSError as error:
-        raise ConfigError(f"run {folder} cannot be written to: {path}: {error.strerror}") from None
+    held = _lock(folder, path)
+    while held is None:
+        held = _lock(folder, path)
+    give(folder)
+    _held[_key(folder)] = held
+
+
+def give(folder: Path, withdraw: bool = False) -> None:
+    """Free what :func:`take` has locked, if anything. ``withdraw``: remove a file that it has made, as if never taken."""
+    descriptor, is_new = _held.pop(_key(folder), (None, False))
+    if descriptor is None:
+        return
+    if withdraw and is_new:
+        with contextlib.suppress(OSError):
+            os.unlink(Path(folder) / NAME)  # before it is free, so that none removes another's
+    os.close(descriptor)
+
+
+def _lock(folder: Path, path: Path) -> tuple[int, bool] | None:
+    """Return the locked file and whether it is new, or None where it was removed between the two steps of that."""
+    descriptor, is_new = _open(folder, path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(path, descriptor):
+            os.close(descriptor)
+            return None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except OSError as error:
@@ -41,15 +62,25 @@ def take(folder: Path) -> None:
             os.close(descriptor)
             raise ConfigError(f"run {folder} is in use by {holder}; stop that, or wait for its end") from None
         warn(f"apex: warning: {path} cannot be locked ({error.strerror}): make sure that no other job runs in this folder")
-    give(folder)
-    _held[_key(folder)] = descriptor
+    return descriptor, is_new
 
 
-def give(folder: Path) -> None:
-    """Free what :func:`take` has locked, if anything."""
-    descriptor = _held.pop(_key(folder), None)
-    if descriptor is not None:
-        os.close(descriptor)
+def _open(folder: Path, path: Path) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+        return os.open(path, flags | os.O_CREAT, 0o644), False
+    except OSError as error:
+        raise ConfigError(f"run {folder} cannot be written to: {path}: {error.strerror}") from None
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether ``path`` still leads to the open file."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _key(folder: Path) -> str:

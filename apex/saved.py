@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 from collections.abc import Iterable
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apex import checkpoint_files, look
+from apex import checkpoint_files, look, part_values
 from apex.checkpoint_files import Damaged
 from apex.config import Config, ConfigError, EnvConfig, fields, to_tables
 from apex.say import warn
@@ -40,6 +42,7 @@ class Saved:
         self.folder = Path(folder)
         self.manifest = checkpoint_files.read_manifest(self.folder)
         self.config: dict[str, dict] = self.manifest["config"]
+        self._check_config()
         self.learner_steps: int = self.manifest["learner_steps"]
         self.replay_ranks: int = self.manifest["replay_ranks"]
         self.exact = self._is_exact(to_tables(config), num_actors)
@@ -50,20 +53,58 @@ class Saved:
         return self.config["replay"]["checkpoint"]
 
     def values(self, name: str) -> dict:
-        """Return the plain values of a part."""
+        """Return the plain values of a part, each of the kind that :mod:`apex.part_values` tells."""
         text = look.read(self.folder / f"{name}.json")
         try:
-            return json.loads(text)["values"]
+            values = json.loads(text)["values"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Damaged(f"checkpoint {self.folder}: {name}.json cannot be read: {type(error).__name__}") from None
+        wrong = part_values.fault(name.partition("-")[0], values, self.has_replay)
+        if wrong is not None:
+            raise Damaged(f"checkpoint {self.folder}: {name}.json has no usable '{wrong}'")
+        return values
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """Return the arrays of a part."""
+        text = look.read(self.folder / f"{name}.npz")
         try:
-            with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
+            with np.load(io.BytesIO(text or b""), allow_pickle=False) as file:
                 return {key: file[key] for key in file.files}
         except Exception as error:
             raise Damaged(f"checkpoint {self.folder}: {name}.npz cannot be read: {type(error).__name__}") from None
+
+    def ring(self, index: int) -> tuple[dict, dict[str, np.ndarray]]:
+        """Return values and arrays of a replay rank, which fit each other."""
+        name = f"replay-{index}"
+        values, arrays = self.values(name), self.arrays(name)
+        wrong = part_values.fault_of_arrays(values, arrays)
+        if wrong is not None:
+            raise Damaged(f"checkpoint {self.folder}: {name}.npz has no usable '{wrong}'")
+        return values, arrays
+
+    @contextlib.contextmanager
+    def reading(self, part: str):
+        """Refuse, as :class:`Damaged`, a part whose contents cannot be put to use by what runs in this context."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, AssertionError) as error:
+            why = (str(error).splitlines() or [""])[0]
+            raise Damaged(f"checkpoint {self.folder}: {part} does not fit this run: {type(error).__name__}: {why}") from error
+
+    def check_parts(self) -> None:
+        """Raise :class:`Damaged` for a part that every run reads and whose values are not of this program."""
+        self.values("learner")
+        for index in range(self.replay_ranks):
+            self.ring(index) if self.has_replay else self.values(f"replay-{index}")
+
+    def _check_config(self) -> None:
+        """Raise :class:`Damaged` where the configuration lacks what is compared with that of the run."""
+        needed = (*_SIZES, ("replay", "checkpoint"), ("replay", "index"), *((section, None) for section in _FIXED))
+        for section, name in needed:
+            if section not in self.config or (name is not None and name not in self.config[section]):
+                raise Damaged(f"checkpoint {self.folder}: the configuration in manifest.json lacks '{name or section}'")
 
     def segments_of(self, index: int) -> dict[str, tuple[str, int, str]]:
         """Return the segments of a replay rank: number in decimal -> file name, size, SHA-256."""
@@ -73,8 +114,8 @@ class Saved:
         """Return how many of the stored transitions lie in segments called ``files``, and how many there are."""
         inside = total = 0
         for index in range(self.replay_ranks):
-            numbers = [int(number) for number, (name, *_) in self.segments_of(index).items() if name in files]
-            arrays = self.arrays(f"replay-{index}")
+            values, arrays = self.ring(index)
+            numbers = [int(number) for number, (name, *_) in values["segments"].items() if name in files]
             inside += int(arrays["count"][np.isin(arrays["segment"], numbers)].sum())
             total += int(arrays["count"].sum())
         return inside, total
@@ -99,6 +140,7 @@ def newest(checkpoints: Path, config: Config) -> tuple[Saved, dict[str, str]]:
             _, wrong = checkpoint_files.examine(folder)
             held = Saved(folder, config, 0)
             _refuse_all_but_segments(held, wrong)
+            held.check_parts()
             return held, wrong
         except Damaged as damaged:
             warn(f"apex: {damaged}; the one before it is used")

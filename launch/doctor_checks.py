@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from apex import envs
+from apex import envs, look
 from apex import topology as topologies
 from apex.config import ConfigError, EnvConfig
 from launch.doctor_facts import SHM, Patient
@@ -239,7 +239,11 @@ def runs(patient: Patient) -> Iterator[Finding]:
     if patient.config is None:
         return
     folder = Path(patient.config.run.directory).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        existing = next(path for path in (folder, *folder.parents) if look.is_there(path))
+    except look.Unreadable as error:
+        yield Finding(WRONG, "runs", f"run.directory = '{folder}': {error}", "--set run.directory=FOLDER")
+        return
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         yield Finding(OK, "runs", f"{folder} can be written to")
     else:

@@ -173,8 +173,9 @@ class _Job:
 
     def _is_overdue(self) -> bool:
         """Whether the run has ended, but not its launcher: a process that was to take a lost one's place may hang."""
-        if self._tolerant and self._ends_until is None and self.folder.result() is not None:
-            self._ends_until = time.monotonic() + _RANKS_END_S
+        with contextlib.suppress(Unreadable):
+            if self._tolerant and self._ends_until is None and self.folder.result() is not None:
+                self._ends_until = time.monotonic() + _RANKS_END_S
         return self._ends_until is not None and time.monotonic() > self._ends_until
 
     def end(self) -> None:
@@ -226,7 +227,7 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
     if status or result is None:
         write_error_result(folder, config, topology, preset, status, reason)
     view.conclude(folder)
-    if status and folder.checkpoints.is_dir():
+    if status:
         _tell_how_to_go_on(folder)
     error = folder.error()
     if error is not None:

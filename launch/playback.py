@@ -39,7 +39,8 @@ class Player:
             weights.load_state(self.network, state["online"])
             self.learner_steps = int(state["learner_steps"])
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-            raise ConfigError(f"checkpoint {self.path} does not belong to this run's configuration: {error}") from None
+            why = (str(error).splitlines() or [""])[0]
+            raise ConfigError(f"checkpoint {self.path} does not belong to this run's configuration: {why}") from None
 
     def _checkpoint(self, which: str | None) -> Path:
         """Return the path of a checkpoint; by default the best, or the newest while there is no best."""

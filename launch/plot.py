@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+from apex import look
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
 from launch.output_file import OutputFile
@@ -90,15 +91,19 @@ def _columns(points: list[tuple]) -> tuple:
 def _targets(runs: list[Path]) -> list[float]:
     """Return the distinct target returns of the runs that stop at one."""
     sections = [_run_section(RunFolder(run).config_path) for run in runs]
-    return sorted({run["target_return"] for run in sections if run.get("stop_at_target") and "target_return" in run})
+    targets = [run.get("target_return") for run in sections if run.get("stop_at_target")]
+    return sorted({target for target in targets if type(target) in (int, float)})
 
 
 def _run_section(path: Path) -> dict:
     """Return the [run] section of a run's configuration; empty if it was not kept with the log."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")).get("run", {})
-    except (OSError, ValueError):
+    text = look.read(path)
+    if text is None:
         return {}
+    try:
+        return dict(tomllib.loads(text.decode()).get("run", {}))
+    except (ValueError, TypeError, RecursionError):
+        raise ConfigError(f"{path} is no configuration of a run; move it aside to plot without it") from None
 
 
 def _legend(figure, names: list[str], has_target: bool) -> None:

@@ -137,7 +137,7 @@ class _Failure:
     def _report(self, error: BaseException, alone: bool) -> None:
         """Leave the traceback and the result where the launcher, or the user, finds them."""
         text = f"{self.topology.name(self.rank)} failed:\n{''.join(traceback.format_exception(error))}"
-        if isinstance(error, PeerLost):
+        if isinstance(error, (PeerLost, ConfigError)):
             text = f"apex: {error}\n"
         if alone:
             warn(text, end="")
@@ -186,7 +186,7 @@ def begin(config: Config, preset: str, resumed: RunFolder | None) -> tuple[Path,
         checkpoint = resume.choose(config, resumed)
         resume.prepare(config, resumed, checkpoint)
     except BaseException:
-        run_lock.give(resumed.path)
+        run_lock.give(resumed.path, withdraw=True)
         raise
     return resumed.path, checkpoint
 

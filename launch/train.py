@@ -100,8 +100,8 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
         write_error_result(folder, config, topology, preset, forced.status, "killed")
         view.conclude(folder)
         return forced.status
-    except Exception:
-        leave_error(folder, traceback.format_exc())
+    except Exception as error:
+        leave_error(folder, f"apex: {error}\n" if isinstance(error, ConfigError) else traceback.format_exc())
         write_error_result(folder, config, topology, preset, 1)
         view.conclude(folder)
         raise

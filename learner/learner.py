@@ -44,7 +44,8 @@ class Learner(Role):
         if saved is None:
             self._publish()
         else:
-            self._resume(saved)
+            with saved.reading(LEARNER):
+                self._resume(saved)
         self.company: Company | None = None
         if config.run.tolerate == "actors":
             self.company = Company(config, topology, port, self.counters, record, self.checkpoints)
@@ -183,6 +184,8 @@ class Learner(Role):
     def _resume(self, saved: Saved) -> None:
         values, topology = saved.values(LEARNER), self.record.topology
         self.train.load_state(saved.folder / f"{LEARNER}.pt")
+        if self.train.learner_steps != saved.learner_steps:
+            raise ValueError(f"{LEARNER}.pt is of learner step {self.train.learner_steps}")
         self.counters = Counters.from_vector(LEARNER, np.array(values["counters"]))
         self._param_version = values["param_version"]
         if saved.replay_ranks == topology.replay_ranks:

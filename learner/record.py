@@ -14,6 +14,7 @@ from torch import nn
 from apex import checkpoint, rank_state, weights
 from apex.checkpoint_files import check_room
 from apex.config import Config, ConfigError
+from apex.look import Unreadable
 from apex.metrics import Counters, Hub
 from apex.ports import Report
 from apex.run_folder import RunFolder, make_result
@@ -95,7 +96,9 @@ class Record:
     def _best_on_disk(self) -> float:
         try:
             return float(checkpoint.load(self.folder.checkpoints / "best.pt")["eval_return"])
-        except (ConfigError, KeyError, TypeError, ValueError):
+        except Unreadable:  # it may be the better one: it must not be replaced unread
+            raise
+        except (ConfigError, KeyError, TypeError, ValueError, OverflowError, RuntimeError):
             return -math.inf
 
     def save_best(self, network: nn.Module, message: np.ndarray) -> None:

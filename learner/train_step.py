@@ -105,9 +105,10 @@ class TrainStep:
             self.online.load_state_dict(state["online"])
             self.target.load_state_dict(state["target"])
             self._load_optimizer(state["optimizer"])
-            self.learner_steps, self._random = int(state["learner_steps"]), state["random"]
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"checkpoint {path} does not belong to this run's configuration: {str(error).splitlines()[0]}") from None
+            self.learner_steps, self._random = int(state["learner_steps"]), _checked_random(state["random"])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            raise ConfigError(f"checkpoint {path} does not belong to this run's configuration: {why}") from None
 
     def _load_optimizer(self, state: dict) -> None:
         """Take averages and counts from ``state``; step size, epsilon and decay are those of this configuration."""
@@ -115,6 +116,9 @@ class TrainStep:
         if len({"betas" in group for group in (*options, *state["param_groups"])}) > 1:
             raise ValueError("its optimiser is not that of learner.optimizer")
         self.optimizer.load_state_dict(state)
+        for parameter, held in self.optimizer.state.items():
+            if any(not isinstance(t, torch.Tensor) or t.shape not in ((), parameter.shape) for t in held.values()):
+                raise ValueError("its optimiser has averages of another shape")
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
 
@@ -141,6 +145,14 @@ class TrainStep:
         if self.learner_steps % self.config.learner.target_period == 0:
             self.target.load_state_dict(self.online.state_dict())
         return norm.item()
+
+
+def _checked_random(state: dict) -> dict:
+    """Return a state of torch's generators; raises TypeError or RuntimeError where torch does not take it."""
+    torch.Generator().set_state(state["cpu"])
+    if not all(isinstance(held, torch.Tensor) and held.dtype == torch.uint8 for held in state["cuda"]):
+        raise TypeError("the random state of CUDA is none")
+    return state
 
 
 def _as_input(tensor: torch.Tensor) -> torch.Tensor:

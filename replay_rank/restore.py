@@ -42,6 +42,10 @@ class Restore:
 
     def __call__(self, replay: Replay, limiter: RateLimiter, segments: Segments) -> None:
         """Restore counts, random state, ring, index and limiter. Raises :class:`Damaged`."""
+        with self.saved.reading("what it holds of replay"):
+            self._restore(replay, limiter, segments)
+
+    def _restore(self, replay: Replay, limiter: RateLimiter, segments: Segments) -> None:
         for name in _COUNTS:
             setattr(replay, name, self._share([old[name] for old in self.old]))
         if self.index < len(self.old):
@@ -64,7 +68,8 @@ class Restore:
         A lost place is as if evicted: no transitions, no mass, and a generation whose keys were never given out, so
         that priorities still on their way are stale.
         """
-        arrays, files = self.saved.arrays(f"replay-{old}"), self.old[old]["segments"]
+        self.old[old], arrays = self.saved.ring(old)
+        files = self.old[old]["segments"]
         gone = {number for number, file in files.items() if not look.is_there(self.saved.folder / file[0])}
         self.old[old]["segments"] = {number: file for number, file in files.items() if number not in gone}
         lost = np.isin(arrays["segment"], [int(number) for number in gone]) & (arrays["count"] > 0)

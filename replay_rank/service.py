@@ -111,7 +111,8 @@ class ReplayService(Role):
 
     def _resume(self, config: Config, saved: Saved, index: int) -> None:
         Restore(saved, index, config.replay.ranks)(self.replay, self.limiter, self.segments)
-        self.counters = Counters.from_vector(REPLAY, rank_state.counters(saved, REPLAY, index, config.replay.ranks))
+        with saved.reading(self.name):
+            self.counters = Counters.from_vector(REPLAY, rank_state.counters(saved, REPLAY, index, config.replay.ranks))
         if saved.exact:
             self._open_requests = saved.values(self.name)["open_requests"]
 

@@ -1,6 +1,7 @@
 """Whole jobs killed by SIGKILL at random moments, checkpoint writes included, and resumed; and a disk that is full."""
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -64,6 +65,16 @@ class Runs:
         folder = checkpoint_files.whole(self.folder.checkpoints)[0]
         checkpoint_files.verify(folder)
         return Saved(folder, configuration.load(str(self.folder.config_path)), 1)
+
+
+def seal_again(folder) -> None:
+    """Give a checkpoint's manifest the digests of its files as they are now."""
+    held = json.loads((folder / "manifest.json").read_bytes())["manifest"]
+    for name in held["files"]:
+        data = (folder / name).read_bytes()
+        held["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
+    text = json.dumps(held, sort_keys=True).encode()
+    (folder / "manifest.json").write_text(json.dumps({"sha256": hashlib.sha256(text).hexdigest(), "manifest": held}))
 
 
 def kill_all(job) -> None:
@@ -164,21 +175,45 @@ def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_w
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("transport", ["mpi", "zmq"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_gone_on_from(start, tmp_path, transport):
+@pytest.mark.parametrize("transport, damaged", [("mpi", "replay-0.npz"), ("zmq", "*.bin")])
+def test_a_damaged_file_costs_its_checkpoint_and_a_damaged_segment_its_places_only(start, tmp_path, transport, damaged):
     runs = Runs(start, tmp_path / "runs", transport)
     assert runs.begin(run__max_learner_steps=70).wait(ENDS_S).returncode == 0
-    before = checkpoint_files.steps_of(checkpoint_files.whole(runs.folder.checkpoints)[1])
-    newest = runs.folder.checkpoints / "step-000000070"
-    # Where the one before was begun late, nothing may have arrived since.
-    segment = next(newest.glob("replay-0-000000070-*.bin"), newest / "replay-0.npz")
-    segment.write_bytes(segment.read_bytes()[:-1])
+    newest, before = checkpoint_files.whole(runs.folder.checkpoints)[:2]
+    path = next(newest.glob(damaged))
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     ended = runs.begin(run__max_learner_steps=90).wait(ENDS_S)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert f"step-000000070: {segment.name} has" in ended.stderr
-    assert f"resuming at {before} learner steps" in ended.stdout
+    assert f"{newest.name}: {path.name} has been changed" in ended.stderr
+    goes_on_from, is_lost = (newest, True) if damaged == "*.bin" else (before, False)
+    assert f"resuming at {checkpoint_files.steps_of(goes_on_from)} learner steps" in ended.stdout
+    assert ("transitions of replay are lost" in ended.stderr) == is_lost
     assert runs.saved().learner_steps == 90
     check_log(runs.folder)
+
+
+@pytest.mark.timeout(900)
+def test_a_second_job_in_a_run_folder_is_refused_and_the_first_ends_with_its_own_result(start, tmp_path):
+    runs = Runs(start, tmp_path / "runs", "zmq")
+    first = runs.begin()
+    first.wait_until(lambda: runs.newest() > 0, STARTS_S, "a checkpoint")
+    second = runs.begin(run__max_learner_steps=runs.newest() + 40).wait(ENDS_S)
+    assert second.returncode == 2 and second.stderr.count("\n") == 1, second.stderr
+    assert f"is in use by process {first.process.pid} on " in second.stderr
+    played = start([*TRAIN[:-2], "eval", str(runs.folder.path), "--checkpoint", "latest", "--episodes", "1"]).wait(ENDS_S)
+    assert played.returncode == 0 and "greedy return" in played.stdout, played.stderr
+    first.process.send_signal(signal.SIGTERM)
+    ended = first.wait(ENDS_S)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    result = runs.folder.result()
+    assert result["reason"] == "signal" and result["learner_steps"] == runs.saved().learner_steps > 0
+    newest = runs.saved().folder
+    torch.save({"online": {}}, newest / "learner.pt")
+    seal_again(newest)
+    refused = runs.begin().wait(ENDS_S)  # what only the learner's rank reads
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr + refused.stdout, refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("apex: checkpoint ") and runs.folder.error().count("\n") == 1
 
 
 @pytest.fixture

@@ -19,6 +19,18 @@ ABOUT = {"config": to_tables(load("cartpole")), "replay_ranks": 1, "num_actors":
 PARTS = ("learner", "replay-0")
 
 
+RECORD = {"wall_s": 1.0, "eval_return": 1.0, "best_return": 1.0, "eval_episodes": 1, "evaluations": 1}
+VALUES = {
+    "learner": {
+        "record": RECORD, "answers": {}, "counters": [1.0], "smallest": [1.0], "param_version": 1, "turn": 0, "requested": 0,
+    },
+    "replay-0": {
+        "inserted": 3, "sampled": 0, "stale_updates": 0, "landing": 0, "places": 3, "generation": 1, "open_requests": 0, "slots": 50,
+        "strata": 1, "limiter": [3, 0], "counters": [1.0], "segments": {},
+    },
+}  # fmt: skip
+
+
 def write_parts(checkpoints, steps, number=1):
     """Write the two parts of a checkpoint; return its folder as it is and as it is to be."""
     announced = Announcement(number, steps, 0)
@@ -26,10 +38,11 @@ def write_parts(checkpoints, steps, number=1):
     partial.mkdir(parents=True)
     for name in PARTS:
         part = Part(partial, name)
-        part.arrays({"mass": np.arange(50.0), "steps": np.array(steps)})
+        places = {kind: np.arange(10) for kind in ("generation", "count", "segment", "row")}
+        part.arrays({"mass": np.arange(50.0), "steps": np.array(steps), **places})
         with part.file(f"{name}.bin") as file:
             file.write(os.urandom(3000))
-        part.finish({"places": 3, "name": name})
+        part.finish(VALUES[name])
     return partial, checkpoints / announced.name
 
 
@@ -49,7 +62,7 @@ def test_a_whole_checkpoint_is_read_back(tmp_path):
     manifest = checkpoint_files.verify(folder)
     assert (folder.name, manifest["learner_steps"]) == ("step-000000120", 120)
     held = saved.Saved(folder, load("cartpole"), 1)
-    assert held.values("replay-0") == {"places": 3, "name": "replay-0"}
+    assert held.values("replay-0") == VALUES["replay-0"]
     assert (held.arrays("learner")["mass"] == np.arange(50.0)).all()
     assert not list(tmp_path.glob(".step*"))
 

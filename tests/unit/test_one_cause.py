@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_checkpoint_files import write
-from test_resume_local import as_before, runs  # noqa: F401  fixtures
+from test_resume_local import Runs, as_before, runs  # noqa: F401  fixtures
 from test_segments import BATCH, Keeper, everything
 
 from apex import checkpoint_files, look, run_lock, saved
-from apex.config import ConfigError, load
+from apex.config import ConfigError, load, to_toml
 from apex.look import Unreadable
 from apex.run_folder import RunFolder
 from launch import resume
@@ -156,6 +157,72 @@ def as_nobody(folder):
     return text
 
 
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """Return a run in a folder that another user can reach and owns, after each command has worked once in it."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        runs = Runs(tmp_path_factory.mktemp("run"), "cartpole", patch)
+        runs.train(30)
+        run = Path(folder) / "run"
+        shutil.copytree(runs.folder.path, run, symlinks=True)
+        for path in (Path(folder), run, *run.rglob("*")):
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+        for name in ("eval", "plot"):
+            assert main([*COMMANDS[name], str(run), *(["--out", str(run / "x.png")] if name == "plot" else [])]) == 0
+        (run / "x.png").unlink()
+        # The other user may not be able to import what is not imported yet.
+        saved.newest(run / "checkpoints", load(str(run / "config.toml")))[0].check_parts()
+        yield run
+
+
+COMMANDS = {
+    "train": ["train", "--set", "run.max_learner_steps=40", "--resume"], "eval": ["eval", "--episodes", "1"], "plot": ["plot"],
+}  # fmt: skip
+NEEDS = {
+    "train": ["config.toml", "metrics.jsonl", ".", "checkpoints", "checkpoints/best.pt", "checkpoints/step-000000030/learner.pt"],
+    "eval": ["config.toml", ".", "checkpoints", "checkpoints/best.pt"], "plot": ["config.toml", "metrics.jsonl", "."],
+}  # fmt: skip
+
+
+@as_root
+@pytest.mark.parametrize("command, part", [(command, part) for command, parts in NEEDS.items() for part in parts])
+def test_what_is_closed_to_the_user_of_a_command_is_named_in_one_line_and_not_called_missing(theirs, command, part):
+    path = Path(os.path.normpath(theirs / part))
+    more = ["--out", str(theirs / "x.png")] if command == "plot" and part != "." else []
+    more = more or (["--out", str(theirs.parent / "x.png")] if command == "plot" else [])
+    before, mode = names_below(theirs), path.stat().st_mode
+    os.chown(path, 0, 0), path.chmod(0)
+    try:
+        status, told = as_other_user([*COMMANDS[command], str(theirs), *more])
+    finally:
+        os.chown(path, NOBODY, NOBODY), path.chmod(mode & 0o7777)
+    (theirs / run_lock.NAME).write_bytes(dict(before).get(run_lock.NAME) or b"")  # it tells who has held it
+    assert status == 2 and told.count("\n") == 1, told
+    assert "Permission denied" in told and str(path) in told, told
+    assert names_below(theirs) == before
+
+
+def as_other_user(arguments):
+    """Return how a command ends in a child that is another user, and what it says on stderr."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setgroups([]), os.setgid(NOBODY), os.setuid(NOBODY)
+            os.dup2(writer, 2)
+            sys.stderr = os.fdopen(2, "w", closefd=False)
+            status = main(arguments)
+        except BaseException as error:
+            os.write(writer, f"traceback: {error!r}\n".encode())
+        sys.stderr.flush()
+        os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        text = file.read().decode()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_file_that_the_disk_does_not_give_is_not_called_damaged(tmp_path, monkeypatch, number):
     write(tmp_path, 100)
@@ -239,6 +306,36 @@ def test_a_second_job_in_a_folder_is_refused_in_one_line_and_changes_nothing(run
         assert main(["plot", str(folder), "--out", str(folder.parent / "x.png")]) == 0
         holder.kill()
     assert max(run.resume(60)) == 60  # the kernel has freed it
+
+
+def test_a_resume_that_is_refused_leaves_no_lock_behind_and_no_other_s_removed(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    folder.write_config(to_toml(load("cartpole")))
+    for _ in range(2):
+        assert main(["train", "--resume", str(folder.path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert not (folder.path / run_lock.NAME).exists()
+    (folder.path / run_lock.NAME).write_text("of an earlier run\n")
+    assert main(["train", "--resume", str(folder.path)]) == 2
+    assert (folder.path / run_lock.NAME).exists()
+
+
+def test_a_lock_on_a_file_that_has_been_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    flock, calls = run_lock.fcntl.flock, []
+
+    def removed_before(descriptor, how):
+        calls.append(descriptor)
+        if len(calls) == 1:
+            (tmp_path / run_lock.NAME).unlink()  # as one whose resume was refused does
+        flock(descriptor, how)
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", removed_before)
+    run_lock.take(tmp_path)
+    assert len(calls) == 2
+    refused = subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert "is in use by process" in refused.stderr
+    run_lock.give(tmp_path)
 
 
 def test_a_lock_is_not_inherited_by_what_the_holder_starts(tmp_path):

@@ -57,6 +57,7 @@ class Keeper:
         self.announced.partial(self.folder).mkdir()
         live, arrays, values = snapshot(self.replay, self.limiter)
         self.copies[self.steps] = everything(self.replay)
+        values |= {"counters": [], "open_requests": 0}  # which the service adds
         self.segments.begin(self.announced, live, arrays["generation"], arrays, values)
 
     def conclude(self, whole=True):
