@@ -18,11 +18,14 @@ from test_resume_local import Runs, as_before, runs  # noqa: F401  fixtures
 from test_segments import BATCH, Keeper, everything
 
 from apex import checkpoint_files, look, run_lock, saved
+from apex import topology as topologies
 from apex.config import ConfigError, load, to_toml
 from apex.look import Unreadable
+from apex.metrics import ROW_FIELDS
 from apex.run_folder import RunFolder
-from launch import resume
+from launch import job, resume, view
 from launch.main import main
+from launch.meeting import Meeting
 from launch.plot import _figure
 
 NOBODY = 65534
@@ -239,6 +242,48 @@ def test_a_file_that_the_disk_does_not_give_is_not_called_damaged(tmp_path, monk
         saved.newest(tmp_path, load("cartpole"))
 
 
+@pytest.fixture
+def failing_disk(monkeypatch):
+    """Return ``failing_disk(path, times)``: so many looks at a path fail with EIO."""
+    stat = os.stat
+
+    def fail(path, times):
+        left = [times]
+
+        def failing(asked, *args, **options):
+            if str(asked) == str(path) and left[0]:
+                left[0] -= 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return stat(asked, *args, **options)
+
+        monkeypatch.setattr(os, "stat", failing)
+
+    return fail
+
+
+@pytest.mark.parametrize("times", [2, 100])
+def test_a_log_that_the_disk_does_not_give_is_asked_for_again_and_ends_no_view(tmp_path, failing_disk, capsys, times):
+    folder, alive = RunFolder(tmp_path), iter([True, True, True, False])
+    folder.append_row({"wall_s": 1.0})
+    failing_disk(folder.metrics_path, times)
+    view.follow(tmp_path, lambda: next(alive), "x", period_s=0.0)
+    told = capsys.readouterr()
+    assert told.out.count("learner -") == (times == 2)
+    assert told.err.count("metrics.jsonl cannot be read: Input/output error") == (times == 100)
+
+
+def test_a_disk_that_does_not_answer_the_launcher_ends_no_run(tmp_path, failing_disk):
+    config, folder = load("cartpole"), RunFolder(tmp_path)
+    meeting = Meeting(tmp_path, topologies.make(config, None), 60.0, 60.0)
+    meeting.open()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        held = job._Job(process, folder, config, meeting, job.Asked())
+        failing_disk(tmp_path / "error.txt", 3)
+        assert all(held.is_running() for _ in range(5))
+        process.stdin.close()
+    meeting.close()
+
+
 def test_reads_that_the_kernel_fails_are_refused_and_a_pipe_is_no_file(tmp_path):
     with pytest.raises(Unreadable, match="Input/output error"):
         look.read("/proc/self/mem")
@@ -263,23 +308,32 @@ ROWS = JSON | st.dictionaries(st.sampled_from(["wall_s", "env_frames", "agent_st
 def test_json_that_is_not_ours_is_refused_in_one_line(tmp_path_factory, rows, other):
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     folder.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for call in (folder.check_rows, lambda: _figure([folder.path])):
-        refused_at_most(call)
+    ours = [row for row in rows if isinstance(row, dict)]
+    wrong = not all(is_number_or_none(row.get(name)) for row in ours for name in ROW_FIELDS)
+    assert refuses(folder.check_rows, "metrics.jsonl") == wrong
+    nothing = all(row.get("wall_s") is None for row in ours)
+    assert refuses(lambda: _figure([folder.path]), "metrics.jsonl", "nothing to plot yet") == (wrong or nothing)
     (folder.path / "result.json").write_text(json.dumps(other))
-    refused_at_most(folder.result, "result.json")
+    assert refuses(folder.result, "result.json")
     step = folder.checkpoints / "step-000000100"
     step.mkdir(parents=True)
     (step / "manifest.json").write_text(json.dumps({"manifest": other, "sha256": checkpoint_files._digest(other)}))
-    refused_at_most(lambda: checkpoint_files.verify(step), "manifest.json", "format")
+    assert refuses(lambda: checkpoint_files.verify(step), "manifest.json", "format")
     shutil.rmtree(folder.path)
 
 
-def refused_at_most(call, *names):
-    """Call; it may refuse, in one line that holds one of the names."""
+def is_number_or_none(value):
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300)
+
+
+def refuses(call, *names):
+    """Return whether a call refuses, which it does in one line that holds one of the names."""
     try:
         call()
+        return False
     except ConfigError as error:
-        assert "\n" not in str(error) and (not names or any(name in str(error) for name in names))
+        assert "\n" not in str(error) and any(name in str(error) for name in names)
+        return True
 
 
 def test_a_row_of_text_in_place_of_a_number_is_named(tmp_path):
