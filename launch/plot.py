@@ -57,7 +57,7 @@ def _log(folder: RunFolder) -> list[dict]:
 
 def _time_axis(logs: list[list[dict]]) -> tuple[str, float, str]:
     longest = max(row["wall_s"] for rows in logs for row in rows)
-    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if longest >= least)
+    scale, unit = next(((scale, unit) for least, scale, unit in _UNITS if longest >= least), _UNITS[-1][1:])
     return "wall_s", scale, f"wall time ({unit})"
 
 

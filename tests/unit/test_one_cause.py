@@ -6,26 +6,23 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_checkpoint_files import write
-from test_resume_local import Runs, as_before, runs  # noqa: F401  fixtures
+from test_resume_local import as_before, runs  # noqa: F401  fixtures
 from test_segments import BATCH, Keeper, everything
 
 from apex import checkpoint_files, look, run_lock, saved
-from apex import topology as topologies
 from apex.config import ConfigError, load, to_toml
 from apex.look import Unreadable
 from apex.metrics import ROW_FIELDS
 from apex.run_folder import RunFolder
-from launch import job, resume, view
+from launch import resume
 from launch.main import main
-from launch.meeting import Meeting
 from launch.plot import _figure
 
 NOBODY = 65534
@@ -160,72 +157,6 @@ def as_nobody(folder):
     return text
 
 
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    """Return a run in a folder that another user can reach and owns, after each command has worked once in it."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        runs = Runs(tmp_path_factory.mktemp("run"), "cartpole", patch)
-        runs.train(30)
-        run = Path(folder) / "run"
-        shutil.copytree(runs.folder.path, run, symlinks=True)
-        for path in (Path(folder), run, *run.rglob("*")):
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-        for name in ("eval", "plot"):
-            assert main([*COMMANDS[name], str(run), *(["--out", str(run / "x.png")] if name == "plot" else [])]) == 0
-        (run / "x.png").unlink()
-        # The other user may not be able to import what is not imported yet.
-        saved.newest(run / "checkpoints", load(str(run / "config.toml")))[0].check_parts()
-        yield run
-
-
-COMMANDS = {
-    "train": ["train", "--set", "run.max_learner_steps=40", "--resume"], "eval": ["eval", "--episodes", "1"], "plot": ["plot"],
-}  # fmt: skip
-NEEDS = {
-    "train": ["config.toml", "metrics.jsonl", ".", "checkpoints", "checkpoints/best.pt", "checkpoints/step-000000030/learner.pt"],
-    "eval": ["config.toml", ".", "checkpoints", "checkpoints/best.pt"], "plot": ["config.toml", "metrics.jsonl", "."],
-}  # fmt: skip
-
-
-@as_root
-@pytest.mark.parametrize("command, part", [(command, part) for command, parts in NEEDS.items() for part in parts])
-def test_what_is_closed_to_the_user_of_a_command_is_named_in_one_line_and_not_called_missing(theirs, command, part):
-    path = Path(os.path.normpath(theirs / part))
-    more = ["--out", str(theirs / "x.png")] if command == "plot" and part != "." else []
-    more = more or (["--out", str(theirs.parent / "x.png")] if command == "plot" else [])
-    before, mode = names_below(theirs), path.stat().st_mode
-    os.chown(path, 0, 0), path.chmod(0)
-    try:
-        status, told = as_other_user([*COMMANDS[command], str(theirs), *more])
-    finally:
-        os.chown(path, NOBODY, NOBODY), path.chmod(mode & 0o7777)
-    (theirs / run_lock.NAME).write_bytes(dict(before).get(run_lock.NAME) or b"")  # it tells who has held it
-    assert status == 2 and told.count("\n") == 1, told
-    assert "Permission denied" in told and str(path) in told, told
-    assert names_below(theirs) == before
-
-
-def as_other_user(arguments):
-    """Return how a command ends in a child that is another user, and what it says on stderr."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.setgroups([]), os.setgid(NOBODY), os.setuid(NOBODY)
-            os.dup2(writer, 2)
-            sys.stderr = os.fdopen(2, "w", closefd=False)
-            status = main(arguments)
-        except BaseException as error:
-            os.write(writer, f"traceback: {error!r}\n".encode())
-        sys.stderr.flush()
-        os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as file:
-        text = file.read().decode()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_file_that_the_disk_does_not_give_is_not_called_damaged(tmp_path, monkeypatch, number):
     write(tmp_path, 100)
@@ -240,48 +171,6 @@ def test_a_file_that_the_disk_does_not_give_is_not_called_damaged(tmp_path, monk
     monkeypatch.setattr(os, "stat", failing)
     with pytest.raises(Unreadable, match=f"learner.bin cannot be read: {os.strerror(number)}"):
         saved.newest(tmp_path, load("cartpole"))
-
-
-@pytest.fixture
-def failing_disk(monkeypatch):
-    """Return ``failing_disk(path, times)``: so many looks at a path fail with EIO."""
-    stat = os.stat
-
-    def fail(path, times):
-        left = [times]
-
-        def failing(asked, *args, **options):
-            if str(asked) == str(path) and left[0]:
-                left[0] -= 1
-                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-            return stat(asked, *args, **options)
-
-        monkeypatch.setattr(os, "stat", failing)
-
-    return fail
-
-
-@pytest.mark.parametrize("times", [2, 100])
-def test_a_log_that_the_disk_does_not_give_is_asked_for_again_and_ends_no_view(tmp_path, failing_disk, capsys, times):
-    folder, alive = RunFolder(tmp_path), iter([True, True, True, False])
-    folder.append_row({"wall_s": 1.0})
-    failing_disk(folder.metrics_path, times)
-    view.follow(tmp_path, lambda: next(alive), "x", period_s=0.0)
-    told = capsys.readouterr()
-    assert told.out.count("learner -") == (times == 2)
-    assert told.err.count("metrics.jsonl cannot be read: Input/output error") == (times == 100)
-
-
-def test_a_disk_that_does_not_answer_the_launcher_ends_no_run(tmp_path, failing_disk):
-    config, folder = load("cartpole"), RunFolder(tmp_path)
-    meeting = Meeting(tmp_path, topologies.make(config, None), 60.0, 60.0)
-    meeting.open()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        held = job._Job(process, folder, config, meeting, job.Asked())
-        failing_disk(tmp_path / "error.txt", 3)
-        assert all(held.is_running() for _ in range(5))
-        process.stdin.close()
-    meeting.close()
 
 
 def test_reads_that_the_kernel_fails_are_refused_and_a_pipe_is_no_file(tmp_path):
@@ -305,6 +194,8 @@ ROWS = JSON | st.dictionaries(st.sampled_from(["wall_s", "env_frames", "agent_st
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=4), JSON)
+@example([{"wall_s": -1}], None)
+@example([{"wall_s": True}], {"reason": "signal"})
 def test_json_that_is_not_ours_is_refused_in_one_line(tmp_path_factory, rows, other):
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     folder.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
