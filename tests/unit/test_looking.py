@@ -16,7 +16,7 @@ from apex import run_lock, saved
 from apex import topology as topologies
 from apex.config import load
 from apex.run_folder import RunFolder
-from launch import job, view
+from launch import job
 from launch.main import main
 from launch.meeting import Meeting
 
@@ -104,17 +104,6 @@ def failing_disk(monkeypatch):
         monkeypatch.setattr(os, "stat", failing)
 
     return fail
-
-
-@pytest.mark.parametrize("times", [2, 100])
-def test_a_log_that_the_disk_does_not_give_is_asked_for_again_and_ends_no_view(tmp_path, failing_disk, capsys, times):
-    folder, alive = RunFolder(tmp_path), iter([True, True, True, False])
-    folder.append_row({"wall_s": 1.0})
-    failing_disk(folder.metrics_path, times)
-    view.follow(tmp_path, lambda: next(alive), "x", period_s=0.0)
-    told = capsys.readouterr()
-    assert told.out.count("learner -") == (times == 2)
-    assert told.err.count("metrics.jsonl cannot be read: Input/output error") == (times == 100)
 
 
 def test_a_disk_that_does_not_answer_the_launcher_ends_no_run(tmp_path, failing_disk):
