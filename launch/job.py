@@ -25,6 +25,8 @@ from launch.resume import CHECKPOINT_VARIABLE
 
 _RANKS_END_S = 15.0  # once the result is written
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
+_STILL = "Tt"  # states of a process: stopped, traced
+_LOOKS = 100  # a process in the kernel's hands may never stop
 _LOOK_AGAIN_S = 0.02
 _BY_SIGNAL = 128  # plus the signal's number: the exit status of what a signal has ended
 ENVIRONMENT = {
@@ -128,9 +130,12 @@ class _Job:
 
     def stand_still(self, number, frame) -> None:
         """Ctrl-Z: stop the ranks of this host, and this process, until the shell lets it go on; then let them."""
-        while running := [pid for pid, state in _session(self.process.pid).items() if state != "T"]:
+        for _ in range(_LOOKS):  # again: one may have started another meanwhile
+            running = [pid for pid, state in _session(self.process.pid).items() if state not in _STILL]
+            if not running:
+                break
             _signal(running, signal.SIGSTOP)
-            time.sleep(_LOOK_AGAIN_S)  # again: one may have started another meanwhile
+            time.sleep(_LOOK_AGAIN_S)
         os.kill(os.getpid(), signal.SIGSTOP)
         _signal(_session(self.process.pid), signal.SIGCONT)
         self._meeting.restart()

@@ -38,8 +38,13 @@ def attempt(call: Callable) -> tuple[object, BaseException | None]:
 def in_one_line(error: BaseException) -> str:
     """Return the type and the text of ``error``, at most some 300 characters, in one line."""
     try:
-        text = " ".join(str(error).split())
+        text = "".join(map(_shown, " ".join(str(error).split())))
     except Exception:  # its text is made by code that is not ours either
         text = ""
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."
+
+
+def _shown(character: str) -> str:
+    """Return a character as a terminal may be given it: control characters are escaped."""
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -2,6 +2,7 @@
 
 import statistics
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_acting_and_training_stay_coupled(folder, config):
 
 def test_the_folder_holds_the_configuration_the_weights_and_the_curves(folder, config):
     assert configuration.load(str(folder.config_path)) == configuration.override(config, run__seed=folder.result()["seed"])
-    assert folder.path.is_symlink()
+    assert Path(config.run.directory, "latest").is_symlink() and not folder.path.is_symlink()
     assert any(path.stat().st_size > 10_000 for path in folder.tensorboard.glob("events.out.tfevents.*"))
     assert checkpoint.load(folder.checkpoints / "best.pt")["eval_return"] >= 475
     assert checkpoint.load(folder.checkpoints / "latest.pt")["learner_steps"] == folder.result()["learner_steps"]

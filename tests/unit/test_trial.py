@@ -11,6 +11,7 @@ import pytest
 
 from apex.config import ConfigError, EnvConfig, load
 from apex.envs import GuardedEnvs, env_spec, make_envs
+from apex.envs.foreign import in_one_line
 from launch import preflight
 from launch.doctor_checks import WRONG, roms
 from launch.doctor_facts import Patient
@@ -121,3 +122,8 @@ def test_environments_that_do_not_close_cost_a_line_and_not_the_run(capsys):
     envs._envs.close = lambda: sys.exit("window is gone")
     envs.close()
     assert capsys.readouterr().err == "apex: actor 0: its environments do not close: SystemExit: window is gone\n"
+
+
+def test_what_an_error_says_cannot_speak_to_the_terminal():
+    told = in_one_line(ValueError("red \x1b[31m, rung \a, torn \udcff"))
+    assert told == "ValueError: red \\x1b[31m, rung \\x07, torn \\udcff"
