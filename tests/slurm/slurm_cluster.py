@@ -23,7 +23,7 @@ ClusterName=apextest
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
+AuthInfo=socket={folder}/munge.sock,cred_expire=20
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
@@ -56,7 +56,8 @@ PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP PriorityTier=1 GraceTime=6
 PartitionName=gpu Nodes=accel1 State=UP PriorityTier=1
 PartitionName=high Nodes=cpu[1-2] State=UP PriorityTier=10 PreemptMode=off
 """
-# cred_expire: SLURM starts a requeued job again only when the credential of its last start has run out (120 s by default).
+# cred_expire: SLURM starts a requeued job again only when the credential of its last start has run out (120 s by default);
+# and one that has run out before a busy machine has started the job fails it without a word.
 
 
 def missing() -> str | None:
