@@ -143,8 +143,9 @@ class _Job:
 
     def was_ended(self, result: dict | None) -> bool:
         """Whether what has started the ranks was told to end by another than this process: no rank had anything to tell of."""
-        signalled = result is None or (result["reason"] == "signal" and self.asked.first is None)
-        return self._meeting.has_begun() and signalled and self.folder.error() is None
+        signalled = self.asked.first is None and (result is None or result["reason"] == "signal")
+        # Of a run whose folder was removed there is no result either.
+        return self._meeting.has_begun() and signalled and self.folder.error() is None and self.folder.path.exists()
 
     def status(self) -> int:
         """Return the exit status of the job, once it has ended."""

@@ -188,7 +188,7 @@ def test_a_damaged_file_costs_its_checkpoint_and_a_damaged_segment_its_places_on
     assert f"{newest.name}: {path.name} has been changed" in ended.stderr
     goes_on_from, is_lost = (newest, True) if damaged == "*.bin" else (before, False)
     assert f"resuming at {checkpoint_files.steps_of(goes_on_from)} learner steps" in ended.stdout
-    assert ("transitions of replay are lost" in ended.stderr) == is_lost
+    assert ("replay transitions are lost" in ended.stderr) == is_lost
     assert runs.saved().learner_steps == 90
     check_log(runs.folder)
 

@@ -91,7 +91,9 @@ def run(request, start, tmp_path, figure):
 def check_failed(run, ended, *lines: str) -> None:
     """Check that a run failed with one of these lines, which say why, and with a checkpoint to go on from."""
     assert ended.returncode not in (0, 2)
-    assert (run.folder.result()["reason"], run.folder.result()["status"] != 0) == ("error", True)
+    # Over ZeroMQ it depends on who notices first: a rank that has lost a peer, or the launcher whose child was killed.
+    result = run.folder.result()
+    assert result["status"] != 0 and result["reason"] in ({"error"} if run.transport == "mpi" else {"error", "killed"})
     assert any(line in ended.stderr for line in lines)
     checkpoint_files.verify(checkpoint_files.whole(run.folder.checkpoints)[0])
     assert f"apex train --resume {run.folder.path.resolve()}" in ended.stdout
