@@ -1,5 +1,7 @@
 """Environments that fail: made anew a bounded number of times, and nothing from before joined to what comes after."""
 
+import contextlib
+
 from types import SimpleNamespace
 
 import gymnasium
@@ -166,7 +168,7 @@ def test_an_evaluators_restarts_are_in_checkpoints_and_counted_on_from_there(bre
         evaluator._envs.step(np.zeros(1, np.int64))
     evaluator.heed(Announcement(1, 0, 0))
     evaluator.close()
-    saved = SimpleNamespace(answers=lambda role: {0: Reply.of(told[0]).rest})
+    saved = SimpleNamespace(answers=lambda role: {0: Reply.of(told[0]).rest}, reading=lambda what: contextlib.nullcontext())
     resumed = Evaluator(breaking, env_spec(breaking.env), port, saved)
     resumed.report()
     assert resumed.counters["env_restarts"] == 2
