@@ -1,7 +1,6 @@
 """Environments that fail: made anew a bounded number of times, and nothing from before joined to what comes after."""
 
 import contextlib
-
 from types import SimpleNamespace
 
 import gymnasium
