@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -32,6 +34,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, lambda number, frame: None)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own looks at the groups
 def pytest_collection_modifyitems(items):
     """Say what workers may share out (``make test``): a file at a time, or single tests where it is marked ``spread``.
 
@@ -76,9 +79,10 @@ class Job:
     def __init__(self, command: list[str], folder: Path, env: dict[str, str] | None = None):
         folder.mkdir()
         self.mark, self.folder = uuid.uuid4().hex, folder
+        self.temporary = Path(tempfile.mkdtemp(prefix="apex-job-"))  # pytest's own are too long for a socket's path
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             self.process = subprocess.Popen(
-                command, env=_clean_environment() | {"TMPDIR": str(folder)} | (env or {}) | {_MARK: self.mark}, cwd=ROOT,
+                command, env=_clean_environment() | {"TMPDIR": str(self.temporary)} | (env or {}) | {_MARK: self.mark}, cwd=ROOT,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
 
@@ -130,6 +134,7 @@ class Job:
         self._signal_all_for(2.0, signal.SIGTERM)
         self._signal_all_for(60.0, signal.SIGKILL)
         self.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _signal_all_for(self, seconds: float, number: int) -> None:
         deadline = time.monotonic() + seconds

@@ -297,7 +297,7 @@ class TestFailures:
         os.kill(launcher_of(job), number)
         check_killed(directory, job.wait(ENDS_S), 128 + number)
         assert not any(path.exists() for path in used)
-        assert not list(job.folder.glob(f"{spawn.FOLDER_PREFIX}*"))
+        assert not list(job.temporary.glob(f"{spawn.FOLDER_PREFIX}*"))
 
     def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, train, inject, injected):
         job = start(train(run__drain_s=1), inject(ACTOR_RANK, **HANG))

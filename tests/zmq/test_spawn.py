@@ -32,7 +32,7 @@ def stay(start, tmp_path):
 
 def folders(job) -> list:
     """Return the folders for sockets that there are."""
-    return list(job.folder.glob(f"{spawn.FOLDER_PREFIX}*"))
+    return list(job.temporary.glob(f"{spawn.FOLDER_PREFIX}*"))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_killed_itself_it_leaves_no_rank(stay):
 
 def test_what_a_killed_one_has_left_goes_with_the_next_start_and_what_is_in_use_stays(start, run_to_end, stay, tmp_path):
     (used,) = folders(stay)
-    temporary = {"TMPDIR": str(stay.folder)}
+    temporary = {"TMPDIR": str(stay.temporary)}
     killed = start([*SPAWN, "-n", 1, "--", sys.executable, "-c", STAY, tmp_path], temporary)
     killed.wait_until(lambda: len(folders(stay)) == 2, 20, "a folder")
     killed.process.kill()

@@ -48,7 +48,7 @@ def check(ended, tmp_path, ranks: int) -> None:
 def test_it_trains_on_a_machine_without_mpi(start, small, without_mpi, tmp_path):
     job = start([*small, "--ranks", 6, "--set", "replay.ranks=2"], without_mpi)
     check(job.wait(60), tmp_path, 6)
-    assert not list(job.folder.glob(f"{spawn.FOLDER_PREFIX}*"))
+    assert not list(job.temporary.glob(f"{spawn.FOLDER_PREFIX}*"))
 
 
 @pytest.fixture
