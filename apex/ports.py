@@ -82,6 +82,9 @@ class Waking(NamedTuple):
     traffic: Callable[[], int] | None = None
     """Count the messages that have come, those that the role never sees among them."""
 
+    moving: Callable[[], bool] | None = None
+    """Whether a message is on its way that only polls of this rank carry on."""
+
 
 class Bell(Protocol):
     """Wakes a rank that has said that it sleeps (see ``shared.Bell``)."""

@@ -33,14 +33,15 @@ class Wait:
     end sleeps above a millisecond by a bell (see ``shared.Bell``); shorter ones are not worth a system call.
     """
 
-    def __init__(self, ranks: int = 1, cores: int = 1, woken_by=None, bell=None, traffic=None):
+    def __init__(self, ranks: int = 1, cores: int = 1, woken_by=None, bell=None, traffic=None, moving=None):
         """For one of so many ranks on a host with so many cores; ``woken_by`` is the port's own ``wait``, if it has one.
 
-        ``bell`` is the ``shared.Bell`` that neighbours ring, None without; ``traffic()`` counts messages that have come.
+        ``bell`` is the ``shared.Bell`` that neighbours ring, None without; ``traffic()`` counts messages that have come;
+        ``moving()`` says whether one is on its way that only polls of this rank carry on: then no sleep is above a millisecond.
         """
         self.ranks, self.cores, self._woken_by = ranks, cores, woken_by
         self._bell, self._listens = bell, False
-        self._traffic, self._known_traffic = traffic, 0
+        self._traffic, self._known_traffic, self._moving = traffic, 0, moving
         self.crowded, self._yield_from = ranks > cores, 0.0
         self._idle_polls, self._sleep_s, self._slept_s = 0, _FIRST_SLEEP_S, 0.0
         self._silent_since: float | None = None
@@ -83,11 +84,12 @@ class Wait:
         if traffic != self._known_traffic:
             self._known_traffic = traffic
             self._stir()
-        if self._silent_since is None:
+        if self._silent_since is None or (self._moving is not None and self._moving()):
             self._silent_since = now
         return min(max(_SHORT_SLEEP_S, (now - self._silent_since) * _OF_THE_SILENCE), _LONGEST_SLEEP_S)
 
     def _sleep(self, longest: float) -> None:
+        self._sleep_s = min(self._sleep_s, longest)
         if self._bell is None or self._sleep_s <= _SHORT_SLEEP_S:
             time.sleep(self._sleep_s)
         elif not self._listens:

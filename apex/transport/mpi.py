@@ -178,6 +178,10 @@ class MpiActorPort(MpiPort):
         else:
             self._weights_from = here[0]
 
+    def _is_receiving(self) -> bool:
+        own = self._weights is not None and self._weights is not False
+        return own or (self._relay is not None and self._relay.is_receiving())
+
     def _open_receives(self) -> list[str]:
         relayed = [] if self._relay is None else self._relay.open()
         return relayed if self._weights_into is None else [f"weights from {self.topology.name(self._weights_from)}", *relayed]
@@ -339,6 +343,9 @@ class MpiReplayPort(MpiPort):
     def _lose(self, rank: int) -> None:
         super()._lose(rank)
         self._find_lenders()
+
+    def _is_receiving(self) -> bool:
+        return self._arriving is not None or self._from_learner is not None
 
     def _open_receives(self) -> list[str]:
         """Name what has been taken but not yet handed out (its sender may already be done with it), and who is still to join."""

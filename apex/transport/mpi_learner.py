@@ -317,5 +317,8 @@ class MpiLearnerPort(LearnerSide, MpiPort):
         for rank in range(1, self.topology.size):
             self._send(NOTHING, rank, DONE, "word that all is done")
 
+    def _is_receiving(self) -> bool:
+        return any(sample.request is not None for sample in self._requests)
+
     def _open_receives(self) -> list[str]:
         return [f"a sample batch from {self.topology.name(sample.rank)}" for sample in self._requests]

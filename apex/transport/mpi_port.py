@@ -50,7 +50,12 @@ class MpiPort(Refusing):
 
     def waking(self) -> Waking:
         """Neighbours ring; ranks of other hosts cannot."""
-        return Waking(bell=None if self._desk is None else self._desk.bell, traffic=lambda: self._traffic)
+        bell = None if self._desk is None else self._desk.bell
+        return Waking(bell=bell, traffic=lambda: self._traffic, moving=lambda: bool(self._sends) or self._is_receiving())
+
+    def _is_receiving(self) -> bool:
+        """Whether a message has been matched and is not here in full."""
+        return False
 
     def progress(self) -> None:
         """Notice losses, complete sends, hear a message, and step towards the end."""

@@ -53,6 +53,10 @@ class Relay:
         if self._waiting and self._arriving is None and self._nbytes and not self._port.stopping:
             self._ask_learner(min(self._waiting.values()))
 
+    def is_receiving(self) -> bool:
+        """Whether a publish is arriving."""
+        return self._receive is not None
+
     def open(self) -> list[str]:
         """Say what this still waits for."""
         return [] if self._arriving is None else [f"weights from {self._port.topology.name(LEARNER_RANK)}"]

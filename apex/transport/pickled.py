@@ -53,7 +53,7 @@ class PickledPort(Refusing):
 
     def waking(self) -> Waking:
         """Nothing wakes this rank but its own clock."""
-        return Waking()
+        return Waking(moving=lambda: bool(self.wire.open_sends()))
 
     def progress(self) -> None:
         """Take what has arrived, but for intake; tell of this rank's end."""

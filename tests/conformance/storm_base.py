@@ -16,7 +16,8 @@ from apex.transport.drive import Wait
 
 def until(holds, step, port, name: str, longest_s: float) -> None:
     """Call ``step`` until ``holds()``; whoever waits too long says for what, and ends the job."""
-    wait, deadline = Wait(ranks=2), time.monotonic() + longest_s  # as if cores were shared, which they mostly are
+    # As if cores were shared, which they mostly are.
+    wait, deadline = Wait(2, 1, *port.waking()), time.monotonic() + longest_s
     while not holds():
         if step():
             wait.reset()
