@@ -345,7 +345,7 @@ class MpiReplayPort(MpiPort):
         self._find_lenders()
 
     def _is_receiving(self) -> bool:
-        return self._arriving is not None or self._from_learner is not None
+        return self._arriving is not None or isinstance(self._from_learner, MPI.Request)
 
     def _open_receives(self) -> list[str]:
         """Name what has been taken but not yet handed out (its sender may already be done with it), and who is still to join."""

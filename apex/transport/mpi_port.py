@@ -51,7 +51,11 @@ class MpiPort(Refusing):
     def waking(self) -> Waking:
         """Neighbours ring; ranks of other hosts cannot."""
         bell = None if self._desk is None else self._desk.bell
-        return Waking(bell=bell, traffic=lambda: self._traffic, moving=lambda: bool(self._sends) or self._is_receiving())
+        return Waking(bell=bell, traffic=lambda: self._traffic, moving=self._is_moving)
+
+    def _is_moving(self) -> bool:
+        """Whether a message is on its way that only polls carry on; what ranks of this host are sent is small, or lent."""
+        return self._is_receiving() or any(dest not in self.peers for _, _, dest, _ in self._sends)
 
     def _is_receiving(self) -> bool:
         """Whether a message has been matched and is not here in full."""

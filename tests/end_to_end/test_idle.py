@@ -11,7 +11,7 @@ MOST_STEPS_PER_S = 75  # 50 where nothing comes, and some around each report
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["mpi", "zmq", "mpi-pickle", "zmq-pickle"])
+@pytest.mark.parametrize("transport", ["mpi", "zmq"])
 def test_after_a_second_without_messages_every_rank_looks_for_some_fifty_times_a_second(run_to_end, tmp_path, figure, transport):
     """Counted, since what a step costs depends on the processor; the share of a core is noted as a figure."""
     arguments = ["--transport", transport, "--workload", "idle", "--seconds", str(SECONDS), "--folder", str(tmp_path)]
