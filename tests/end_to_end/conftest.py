@@ -1,6 +1,8 @@
 """Faults that tests inject into the ranks of a real run."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,18 @@ if rank == fault.get("rank"):
     if "module" in fault:
         sys.meta_path.insert(0, Finder())
 """
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of 48 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small disk takes the right to mount one")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
@@ -214,18 +213,6 @@ def test_a_second_job_in_a_run_folder_is_refused_and_the_first_ends_with_its_own
     refused = runs.begin().wait(ENDS_S)  # what only the learner's rank reads
     assert refused.returncode == 1 and "Traceback" not in refused.stderr + refused.stdout, refused.stderr
     assert refused.stderr.splitlines()[-1].startswith("apex: checkpoint ") and runs.folder.error().count("\n") == 1
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Return a folder on a disk of 48 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("a small disk takes the right to mount one")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
 
 
 @pytest.mark.timeout(900)

@@ -3,7 +3,6 @@
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -142,18 +141,6 @@ class TestReaders:
         ended = run_to_end(command, {"PYTHONIOENCODING": "ascii"})
         assert ended.returncode == 0, ended.stderr
         assert "l\\xe4ufe" in ended.stdout
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a disk of 48 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("a small disk takes the right to mount one")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
 
 
 class TestRunFolder:
