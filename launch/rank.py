@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -229,6 +230,7 @@ def _be_role(
     from launch import view
     from launch.roles import build, limit_torch_threads, print_line
 
+    gc.disable()  # nothing of what is imported now is ever garbage; to look through it again and again costs a quarter of the start
     role_name = topology.role(rank)[0]
     if role_name != REPLAY:
         limit_torch_threads(threads(config, role_name))
@@ -245,6 +247,8 @@ def _be_role(
     saved = None if checkpoint is None else Saved(checkpoint, config, topology.num_actors)
     show = print_line if speaks else None
     role = build(config, spec, topology, rank, port, folder, preset, show, saved)
+    gc.freeze()
+    gc.enable()
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
     meeting.build(rank)
