@@ -80,8 +80,8 @@ class Meeting:
         self._since = time.monotonic()
 
     def has_begun(self) -> bool:
-        """Whether every rank has begun its role."""
-        self._has_begun = self._has_begun or (self._folder / _BEGUN).exists()
+        """Whether every rank has begun its role, as is believed where somebody has removed the run folder."""
+        self._has_begun = self._has_begun or (self._folder / _BEGUN).exists() or not self._folder.exists()
         return self._has_begun
 
     def watch(self) -> str | None:

@@ -71,13 +71,13 @@ class TestTerminal:
 
     def test_a_run_under_nohup_outlives_its_terminal(self, start, tmp_path):
         directory = tmp_path / "runs"
-        job = start([*IN_TERMINAL, 100, tmp_path, "nohup", *train("mpi", directory, run__max_wall_s=12)], {"HOME": str(tmp_path)})
+        job = start([*IN_TERMINAL, 100, tmp_path, "nohup", *train("mpi", directory, run__max_wall_s=8)], {"HOME": str(tmp_path)})
         job.wait_until(lambda: learns(RunFolder(directory / "latest")), STARTS_S, "the first learner step")
         (tmp_path / "close").touch()
         assert job.wait(ENDS_S).returncode == 0
         check_result(directory, "wall_s")
 
-    @pytest.mark.parametrize("columns, transport", [(80, "mpi"), (100, "zmq"), (120, "mpi")])
+    @pytest.mark.parametrize("columns, transport", [(80, "mpi"), (120, "zmq")])
     def test_the_table_stands_whole_below_what_ranks_say(self, start, tmp_path, columns, transport):
         command = train(transport, tmp_path / "runs", run__max_learner_steps=40)
         job = start([*IN_TERMINAL, columns, tmp_path, *command], {"TERM": "xterm", "COLUMNS": ""})
@@ -101,15 +101,17 @@ def rendered(shown: bytes, columns: int) -> list[str]:
 
 
 class TestReaders:
-    @pytest.mark.parametrize("transport", TRANSPORTS)
+    @pytest.mark.parametrize("transport", ("mpi", "local"))
     def test_a_full_disk_under_stdout_and_stderr_costs_the_words_alone(self, run_to_end, tmp_path, transport):
         command = train(transport, tmp_path / "runs", run__max_learner_steps=40)
         assert run_to_end(told_into("> /dev/full 2>&1", command)).returncode == 0
         check_result(tmp_path / "runs", "learner_steps")
 
-    @pytest.mark.parametrize("where", [">&- 2>&-", "| head -n 1"], ids=["closed", "a reader that leaves"])
-    def test_nobody_who_reads_costs_the_words_alone(self, run_to_end, tmp_path, where):
-        command = train("mpi", tmp_path / "runs", run__max_learner_steps=40)
+    @pytest.mark.parametrize(
+        "where, transport", [(">&- 2>&-", "zmq"), ("| head -n 1", "mpi")], ids=["closed", "a reader that leaves"]
+    )
+    def test_nobody_who_reads_costs_the_words_alone(self, run_to_end, tmp_path, where, transport):
+        command = train(transport, tmp_path / "runs", run__max_learner_steps=40)
         ended = run_to_end(["sh", "-c", f'"$@" {where}', "sh", *command])
         assert ended.returncode == 0 and ended.stderr == ""
         check_result(tmp_path / "runs", "learner_steps")
@@ -144,7 +146,7 @@ class TestReaders:
 
 
 class TestRunFolder:
-    @pytest.mark.parametrize("transport", TRANSPORTS)
+    @pytest.mark.parametrize("transport", ("zmq", "local"))
     def test_the_result_is_kept_on_a_disk_without_a_byte_left(self, start, small_disk, transport):
         directory = small_disk / "runs"
         job = start(train(transport, directory))
@@ -157,12 +159,13 @@ class TestRunFolder:
         assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
         assert RunFolder(directory / "latest").result()["reason"] == "signal"
 
-    @pytest.mark.parametrize("transport", TRANSPORTS)
+    @pytest.mark.parametrize("transport", ("mpi", "local"))
     def test_a_folder_that_is_removed_costs_what_was_in_it_and_the_result_is_told(self, start, tmp_path, transport):
         directory = tmp_path / "runs"
         job = start(train(transport, directory))
         job.wait_until(lambda: learns(RunFolder(directory / "latest")), STARTS_S, "the first learner step")
-        shutil.rmtree(RunFolder(directory / "latest").path)
+        RunFolder(directory / "latest").path.rename(tmp_path / "removed")  # at once: the job may be writing into it
+        shutil.rmtree(tmp_path / "removed")
         job.process.send_signal(signal.SIGTERM)
         ended = job.wait(ENDS_S)
         assert ended.returncode == 1 and "Traceback" not in ended.stdout + ended.stderr, ended.stderr
