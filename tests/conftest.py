@@ -46,6 +46,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_collection_finish(session):
+    """Refuse to share out tests where groups do not hold: each worker would build what the tests of a file share."""
+    if getattr(session.config.option, "loadgroup", False) and not any("@" in item.nodeid for item in session.items):
+        pytest.exit("this pytest and pytest-xdist do not keep groups together; install those of constraints.txt", 4)
+
+
 def pytest_terminal_summary(terminalreporter):
     """Print how many inputs the tests of ``fuzz`` have tried, whichever worker ran them."""
     ends = [report for reports in terminalreporter.stats.values() for report in reports if isinstance(report, pytest.TestReport)]
