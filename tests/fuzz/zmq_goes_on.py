@@ -3,12 +3,13 @@
 import time
 
 import numpy as np
-from zmq_oracle import EVALUATOR, LIMITS, report
+from zmq_oracle import EVALUATOR, LEARNER, LIMITS, report
 
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import aligned_bytes
 
 WEIGHTS = 4000  # bytes
+_MARK = 250  # a kind that no message has
 
 
 def settle(step, done) -> None:
@@ -33,17 +34,44 @@ def heard_all(port, before: int, refused: int) -> bool:
     return port.refused == before + refused
 
 
+def read_away(ranks) -> None:
+    """Read all that is still on its way, up to a mark from each side: answers, for ranks that have asked for nothing."""
+    for port in ranks.ports:
+        for link in port._links.values():
+            link.send(_MARK)
+    hubs = [(port._hub, port._callers()[0]) for port in ranks.ports if port._hub is not None]
+    for hub, callers in hubs:
+        _read_to_marks(hub, callers)
+    ranks.ports[LEARNER].progress()  # answers who has asked for weights
+    ranks.ports[LEARNER].poll_reports()
+    for hub, callers in hubs:
+        for rank in callers:
+            hub.send(rank, _MARK)
+    for port in ranks.ports:
+        for peer, link in port._links.items():
+            _read_to_marks(link, [peer])
+
+
+def _read_to_marks(box, senders: list[int]) -> None:
+    """Read messages, of which none counts, until each sender's mark has come."""
+    missing = set(senders)
+
+    def read():
+        message = box.receive()
+        if message is not None:
+            missing.difference_update({message.rank} if message.kind == _MARK else ())
+            box.refuse()
+
+    settle(read, lambda: not missing)
+
+
 def goes_on(ranks) -> None:
     """Check that all four ranks work: intake, a sample with priorities, weights, reports, and an end in order; nothing good is refused."""
     learner, replay, evaluator, actor = ranks.ports
     weights = np.full(WEIGHTS, 1, np.uint8)
     weights[:16].view(np.int64)[1] = 2**63 - 1  # learner steps: as many as anybody asked for
     learner.publish(weights)
-    for port in ranks.ports:  # first the answers to what was good, for ranks that have asked for nothing
-        for _ in range(2000):
-            port.progress()
-        port.completed_intake() if port is actor else None
-    learner.poll_reports()
+    read_away(ranks)
     before = [port.refused for port in ranks.ports]
     landing, into = aligned_bytes(LIMITS.intake_nbytes), aligned_bytes(WEIGHTS)
     seen: set[str] = set()
