@@ -3,7 +3,7 @@
 # make test-slurm       run the job scripts on a real SLURM, started here for the purpose (needs root and its packages)
 # make test-hosts       run the tests between two hosts, made on this machine (needs root and iproute2)
 # make soak             train for ten minutes over each transport and watch the memory, then as long with actors killed at random
-#                       (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
+#                       (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small); then kill whole jobs again and again, and resume them
 # make figures          run the tests that measure endings, kills, resumes and fuzz, and print what they measured
 # make native           build the C part
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers
@@ -49,6 +49,7 @@ test-hosts: $(READY) native
 soak: $(READY) native
 	@test "$(SECONDS)" -ge 20 2>/dev/null || $(call refuse,SECONDS=$(SECONDS) is no whole number of seconds from 20 up; try make soak SECONDS=60)
 	@SOAK_SECONDS="$(SECONDS)" SOAK_TRANSPORTS="$(TRANSPORTS)" SOAK_PRESET="$(PRESET)" $(BIN)/python -m pytest tests/soak $(ARGS)
+	@KILL_ROUNDS=4 $(BIN)/python -m pytest tests/end_to_end/test_resume.py -k killed_at_random $(ARGS)
 
 figures: $(READY) native
 	@rm -f .figures.jsonl

@@ -49,10 +49,10 @@ def test_the_score_is_full_where_the_reward_is_clipped():
 
 
 @pytest.mark.parametrize("rom", ["pong", "freeway"])  # with FIRE after the no-ops, and without
-@pytest.mark.parametrize("most", [0, 1, 4])
+@pytest.mark.parametrize("most", [0, 3])
 def test_zero_to_noop_max_no_ops_are_drawn_both_ends_included(rom, most):
-    envs = make_envs(atari(rom, frame_skip=1, noop_max=most), 24, 0)
-    _, info = envs._env.reset(seed=np.arange(24))  # one frame a no-op; the same number of frames is added to all
+    envs = make_envs(atari(rom, frame_skip=1, noop_max=most), 16, 0)
+    _, info = envs._env.reset(seed=np.arange(16))  # one frame a no-op; the same number of frames is added to all
     frames = info["episode_frame_number"]
     assert set(frames - frames.min()) == set(range(most + 1))
 
