@@ -10,6 +10,7 @@ from apex.schema import EnvSpec, limits
 from apex.topology import Topology
 from apex.transport.drive import StopSignals
 from apex.transport.local import LocalWorld
+from launch.beginning import importing
 from launch.roles import build, limit_torch_threads
 
 
@@ -18,10 +19,11 @@ def run(
     show=None, saved: Saved | None = None, signals: StopSignals | None = None,
 ) -> None:  # fmt: skip
     """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
-    limit_torch_threads(config.learner.threads)
     world = LocalWorld(topology, limits(config, spec))
     ports = [world.port(rank) for rank in range(topology.size)]
-    roles = [build(config, spec, topology, rank, port, folder, preset, show, saved) for rank, port in enumerate(ports)]
+    with importing():
+        limit_torch_threads(config.learner.threads)
+        roles = [build(config, spec, topology, rank, port, folder, preset, show, saved) for rank, port in enumerate(ports)]
     try:
         step_in_turn(roles, signals or StopSignals())
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
@@ -19,6 +18,7 @@ from apex.saved import Saved
 from apex.say import say, warn
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from launch import meeting, preflight, resume, world
+from launch.beginning import importing
 from launch.meeting import RUN_FOLDER_VARIABLE
 from launch.resume import CHECKPOINT_VARIABLE
 from launch.world import threads
@@ -230,10 +230,7 @@ def _be_role(
     from launch import view
     from launch.roles import build, limit_torch_threads, print_line
 
-    gc.disable()  # nothing of what is imported now is ever garbage; to look through it again and again costs a quarter of the start
     role_name = topology.role(rank)[0]
-    if role_name != REPLAY:
-        limit_torch_threads(threads(config, role_name))
     wait = wait_of(port)
     if wait.crowded and role_name in (ACTOR, EVALUATOR):
         os.nice(config.actor.nice)
@@ -246,9 +243,10 @@ def _be_role(
         say(f"apex: {wait}")
     saved = None if checkpoint is None else Saved(checkpoint, config, topology.num_actors)
     show = print_line if speaks else None
-    role = build(config, spec, topology, rank, port, folder, preset, show, saved)
-    gc.freeze()
-    gc.enable()
+    with importing():
+        if role_name != REPLAY:
+            limit_torch_threads(threads(config, role_name))
+        role = build(config, spec, topology, rank, port, folder, preset, show, saved)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
     meeting.build(rank)

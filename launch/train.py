@@ -10,6 +10,7 @@ from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
 from apex.topology import Topology
 from launch import view, world
+from launch.beginning import importing
 
 
 def train(config: Config, preset: str, ranks: int | None, arguments: list[str], resumed: RunFolder | None = None) -> int:
@@ -60,7 +61,9 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
     else:
         # Once more than the learner allows, which is to say so.
         launcher = spawn.launcher(topology.size, topology.evaluator_rank, config.run.max_replacements + 1)
-    memory.check(config, preflight.check(config), topology)
+    with importing():
+        spec = preflight.check(config)
+    memory.check(config, spec, topology)
     asked = job.Asked()  # from the first moment on in which there is a run to end
     path, checkpoint = begin(config, preset, resumed)
     folder = RunFolder(path)
@@ -86,7 +89,8 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
     from launch.resume import open_and_announce
     from launch.roles import print_line
 
-    spec = preflight.check(config)
+    with importing():
+        spec = preflight.check(config)
     memory.check(config, spec, topology)
     signals = StopSignals(forces=True)
     path, checkpoint = begin(config, preset, resumed)
