@@ -177,6 +177,12 @@ def _clean_environment() -> dict[str, str]:
     return ENVIRONMENT | outer | {"PYTHONPATH": f"{ROOT}:{CONFORMANCE}", "COLUMNS": "200"}
 
 
+@pytest.fixture(scope="session")
+def environment():
+    """Variables for a command that is no job, so that what it starts elsewhere is not taken for a process of one."""
+    return _clean_environment()
+
+
 @pytest.fixture
 def figure():
     """Return ``figure(what, value)``: notes something measured as a line of the file that FIGURES names, if it does.

@@ -306,7 +306,7 @@ class TestFailures:
         saved = checkpoint.load(folder_of(directory).checkpoints / "latest.pt")
         assert saved["learner_steps"] == folder_of(directory).result()["learner_steps"]
 
-    def test_a_rank_that_hangs_and_those_that_wait_for_it_tell_where_they_are_and_a_second_ctrl_c_ends_them(self, start, directory, train, inject):
+    def test_a_rank_that_hangs_and_those_that_wait_tell_where_they_are_and_a_second_ctrl_c_ends_them(self, start, directory, train, inject):
         job = start(train(run__watchdog_s=2), inject(ACTOR_RANK, **HANG | {"after": 5}))
         told = lambda: (job.folder / "stderr").read_text()  # noqa: E731
         job.wait_until(lambda: "learner (rank 0) has waited 2 s for sample batches" in told(), STARTS_S, "the learner's complaint")

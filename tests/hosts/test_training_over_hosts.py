@@ -11,7 +11,7 @@ from apex import checkpoint
 from apex import config as configuration
 from apex.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SETTINGS = ["run.log_period_s=0.2", "evaluator.episodes=2", "evaluator.period=50", "replay.min_size=200", "learner.batch_size=16"]
 ENDS_S = 120
 SLOW = 125_000  # bytes a second, as of a line of one megabit

@@ -56,8 +56,7 @@ PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP PriorityTier=1 GraceTime=6
 PartitionName=gpu Nodes=accel1 State=UP PriorityTier=1
 PartitionName=high Nodes=cpu[1-2] State=UP PriorityTier=10 PreemptMode=off
 """
-# cred_expire: SLURM starts a requeued job again only when the credential of its last start has run out (120 s by default);
-# and one that has run out before a busy machine has started the job fails it without a word.
+# cred_expire: SLURM starts a requeued job again only when the credential of its last start has run out (120 s by default).
 
 
 def missing() -> str | None:

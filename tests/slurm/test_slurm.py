@@ -1,6 +1,7 @@
 """The scripts of launch/slurm, unmodified, on a real SLURM: jobs on one and many nodes, USR1, preemption, requeue and resume."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from launch.mpirun import find_mpirun
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = slurm_cluster.missing()
-pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"), pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"), pytest.mark.timeout(2000), pytest.mark.slow]
 
 STARTS_S, ENDS_S = 500, 500  # ten times what an idle machine takes
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
@@ -70,7 +71,7 @@ class Submitted:
 
 
 @pytest.fixture
-def submit(cluster, run_to_end, tmp_path):
+def submit(cluster, environment, tmp_path):
     """Return ``submit(*options, **settings) -> Submitted``: `apex submit cartpole` with a small run."""
     apex = tmp_path / "apex"  # what `pip install` makes, for the source of this checkout
     apex.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m launch.main "$@"\n')
@@ -82,7 +83,8 @@ def submit(cluster, run_to_end, tmp_path):
         values = SMALL | {"run.directory": directory} | {name.replace("__", "."): value for name, value in settings.items()}
         command = [sys.executable, "-m", "launch.main", "submit", "cartpole", "--mem", "100M", "--sbatch", f"output={log}", *options]
         command += [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-        ended = run_to_end(command, cluster.environment | {"APEX": str(apex)})
+        variables = environment | cluster.environment | {"APEX": str(apex)}
+        ended = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
         number = int(re.search(r"Submitted batch job (\d+)", ended.stdout)[1])
         jobs.append(Submitted(cluster, number, directory, log))
