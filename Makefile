@@ -53,7 +53,7 @@ soak: $(READY) native
 
 figures: $(READY) native
 	@rm -f .figures.jsonl
-	@FIGURES='$(CURDIR)/.figures.jsonl' $(BIN)/python -m pytest -q $(or $(ARGS),$(MEASURED))
+	@FIGURES='$(CURDIR)/.figures.jsonl' KILL_ROUNDS=2 $(BIN)/python -m pytest -q $(or $(ARGS),$(MEASURED))
 	@$(BIN)/python tests/figures.py .figures.jsonl
 
 native:
