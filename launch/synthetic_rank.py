@@ -105,7 +105,7 @@ class _Joined:
 
     def abort(self) -> None:
         """End all ranks."""
-        self._worlds.abort(self._world)
+        self._worlds.abort(False)
 
 
 if __name__ == "__main__":

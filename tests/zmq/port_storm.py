@@ -55,7 +55,7 @@ def main() -> None:
         PARTS[sys.argv[2]](job, Topology(size, int(sys.argv[1])), folder)
     except BaseException:
         traceback.print_exc()
-        abort(job)
+        abort(False)
 
 
 if __name__ == "__main__":
