@@ -143,7 +143,7 @@ def newest(checkpoints: Path, config: Config) -> tuple[Saved, dict[str, str]]:
             held.check_parts()
             return held, wrong
         except Damaged as damaged:
-            warn(f"apex: {damaged}; the one before it is used")
+            warn(f"apex: {damaged}; it is passed over")
     raise ConfigError(f"there is no whole checkpoint in {checkpoints} to resume from; without --resume a new run begins")
 
 
