@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from apex import checkpoint_files
+from apex import checkpoint_files, look
 from apex.config import Config
 from apex.look import Unreadable
 from apex.run_folder import RunFolder
@@ -145,7 +145,7 @@ class _Job:
         """Whether what has started the ranks was told to end by another than this process: no rank had anything to tell of."""
         signalled = self.asked.first is None and (result is None or result["reason"] == "signal")
         # Of a run whose folder was removed there is no result either.
-        return self._meeting.has_begun() and signalled and self.folder.error() is None and self.folder.path.exists()
+        return self._meeting.has_begun() and signalled and self.folder.error() is None and look.is_there(self.folder.path)
 
     def status(self) -> int:
         """Return the exit status of the job, once it has ended."""

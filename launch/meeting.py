@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from apex import look
+from apex.look import Unreadable
 from apex.say import warn
 from apex.topology import Topology, names_of
 
@@ -80,13 +82,22 @@ class Meeting:
         self._since = time.monotonic()
 
     def has_begun(self) -> bool:
-        """Whether every rank has begun its role, as is believed where somebody has removed the run folder."""
-        self._has_begun = self._has_begun or (self._folder / _BEGUN).exists() or not self._folder.exists()
+        """Whether every rank has begun its role.
+
+        True as well while that cannot be seen, or the run folder is removed: a signal then ends the run in order.
+        """
+        try:
+            self._has_begun = self._has_begun or look.is_there(self._folder / _BEGUN) or not look.is_there(self._folder)
+        except Unreadable:
+            return True
         return self._has_begun
 
     def watch(self) -> str | None:
         """Tell, after ``watchdog_s`` without another rank, who is missing; return why to give up, once that is due."""
-        missing, stage = self._awaited()
+        try:
+            missing, stage = self._awaited()
+        except Unreadable:  # the disk may answer at the next look
+            return None
         if (missing, stage) != self._missing or not missing:
             self._missing, self._told = (missing, stage), False
             self.restart()
@@ -102,7 +113,7 @@ class Meeting:
     def _awaited(self) -> tuple[set[int], _Stage]:
         """Return the first stage that not every rank has behind it, and the ranks that have not."""
         for stage in _STAGES:
-            missing = {rank for rank in range(self._size) if not (self._folder / f"{rank}{stage.suffix}").exists()}
+            missing = {rank for rank in range(self._size) if not look.is_there(self._folder / f"{rank}{stage.suffix}")}
             if missing:
                 break
         return missing, stage

@@ -106,13 +106,24 @@ def failing_disk(monkeypatch):
     return fail
 
 
-def test_a_disk_that_does_not_answer_the_launcher_ends_no_run(tmp_path, failing_disk):
+@pytest.mark.parametrize("name", ["error.txt", ".starting", ".starting/begun", ".starting/3"])
+def test_a_disk_that_does_not_answer_the_launcher_ends_no_run(tmp_path, failing_disk, name):
     config, folder = load("cartpole"), RunFolder(tmp_path)
     meeting = Meeting(tmp_path, topologies.make(config, None), 60.0, 60.0)
     meeting.open()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         held = job._Job(process, folder, config, meeting, job.Asked())
-        failing_disk(tmp_path / "error.txt", 3)
+        failing_disk(tmp_path / name, 3)
         assert all(held.is_running() for _ in range(5))
         process.stdin.close()
     meeting.close()
+
+
+def test_roles_are_taken_to_have_begun_once_the_run_folder_is_removed(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    meeting = Meeting(folder, topologies.make(load("cartpole"), None), 60.0, 60.0)
+    meeting.open()
+    assert not meeting.has_begun()
+    shutil.rmtree(folder)
+    assert meeting.has_begun(), "a signal would end the run as if there were nothing to save"
