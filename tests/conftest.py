@@ -34,6 +34,12 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, lambda number, frame: None)
 
 
+def pytest_configure(config):
+    """Refuse a pytest with which groups do not hold (see pyproject.toml): each worker would build what the tests of a file share."""
+    if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
+        raise pytest.UsageError("pytest 9.2 and pytest-xdist do not keep the tests of a file together; install what constraints.txt says")
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist's own looks at the groups
 def pytest_collection_modifyitems(items):
     """Say what workers may share out (``make test``): a file at a time, or single tests where it is marked ``spread``.
@@ -44,12 +50,6 @@ def pytest_collection_modifyitems(items):
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-
-
-def pytest_collection_finish(session):
-    """Refuse to share out tests where groups do not hold: each worker would build what the tests of a file share."""
-    if getattr(session.config.option, "loadgroup", False) and not any("@" in item.nodeid for item in session.items):
-        pytest.exit("this pytest and pytest-xdist do not keep groups together; install those of constraints.txt", 4)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -179,7 +179,7 @@ def _clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def environment():
-    """Variables for a command that is no job, so that what it starts elsewhere is not taken for a process of one."""
+    """The environment of a command outside any job. What others start for it carries no job's mark, and is not ended with one."""
     return _clean_environment()
 
 
