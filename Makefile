@@ -2,8 +2,8 @@
 # make test             run every test, three at a time (WORKERS=1: one after the other; ARGS=-x and the like)
 # make test-slurm       run the job scripts on a real SLURM, started here for the purpose (needs root and its packages)
 # make test-hosts       run the tests between two hosts, made on this machine (needs root and iproute2)
-# make soak             train for ten minutes over each transport and watch the memory, then as long with actors killed at random
-#                       (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small); then kill whole jobs again and again, and resume them
+# make soak             train for ten minutes over each transport and watch the memory, then as long with actors killed at random;
+#                       at last kill whole jobs and resume them (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
 # make figures          run the tests that measure endings, kills, resumes and fuzz, and print what they measured
 # make native           build the C part
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers

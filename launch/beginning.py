@@ -34,7 +34,7 @@ def to_the_end(run: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def importing():
-    """Collect no garbage meanwhile, and never what is there by then: nothing imported is garbage, and to look costs a fifth of a start."""
+    """Turn the garbage collector off, and exempt afterwards what is loaded by then, which is never garbage (docs/decisions.md)."""
     gc.disable()
     try:
         yield
