@@ -106,7 +106,7 @@ def check_log(folder: RunFolder) -> None:
 
 
 CHANGES = {
-    "mpi": [{}, {"actor__count": 2, "replay__ranks": 2}, {"actor__count": 1, "replay__capacity": 4000}, {"replay__ranks": 1}],
+    "mpi": [{"actor__count": 2, "replay__ranks": 2}, {"actor__count": 1, "replay__capacity": 4000}, {"replay__ranks": 1}],
     "zmq": [{"replay__ranks": 2}, {"replay__ranks": 1, "actor__count": 2}],
 }  # what is changed when a run goes on after each kill
 ROUNDS = int(os.environ.get("KILL_ROUNDS", 1))  # `make soak` kills more often

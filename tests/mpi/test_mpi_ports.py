@@ -22,7 +22,6 @@ IN_PIECES = {"OMPI_MCA_smsc": "^cma"}
 LITTLE_EAGER_IN_PIECES = IN_PIECES | {"OMPI_MCA_btl_sm_eager_limit": "80", "OMPI_MCA_btl_sm_rndv_eager_limit": "80"}
 LAUNCHES = {
     "lent, 4 ranks": (4, 1, "lend", {}),
-    "lent, 7 ranks, 2 of replay": (7, 2, "lend", {}),
     "lent, 7 ranks, 2 of replay, nothing eager": (7, 2, "lend", NOTHING_EAGER),
     "lent on two hosts and sent between them, 9 ranks, 2 of replay": (9, 2, "mixed", {}),
     "sent, 4 ranks": (4, 1, "send", {}),

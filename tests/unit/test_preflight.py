@@ -241,7 +241,7 @@ print(resident() - before)
 """
 
 
-@pytest.mark.parametrize("preset, count, least", [("pong", 60, 0.6), ("cartpole", 500, 0.0)])
+@pytest.mark.parametrize("preset, count, least", [("pong", 30, 0.6), ("cartpole", 500, 0.0)])
 def test_environments_take_no_more_memory_than_they_were_said_to(preset, count, least):
     done = subprocess.run([sys.executable, "-c", ENVIRONMENTS, preset, str(count)], capture_output=True, text=True, check=True)
     for role, overrides in (("actor", [f"actor.envs={count}"]), ("evaluator", [f"evaluator.episodes={count}"])):

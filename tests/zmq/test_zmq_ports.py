@@ -19,7 +19,6 @@ PROGRAM = Path(__file__).with_name("port_storm.py")
 LAUNCHES = {
     "4 ranks, ipc": (4, 1, []),
     "4 ranks, tcp": (4, 1, ["--endpoint", "tcp"]),
-    "7 ranks, 2 of replay, ipc": (7, 2, []),
     "7 ranks, 2 of replay, tcp": (7, 2, ["--endpoint", "tcp"]),
 }
 
