@@ -7,7 +7,7 @@
 # make figures          run the tests that measure endings, kills, resumes and fuzz, and print what they measured
 # make native           build the C part
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers
-# make lint             check style
+# make lint             check style and types
 # make clean            remove what make built, but not runs/
 #
 # The first call makes .venv and installs pinned packages (constraints.txt); later calls do not.
@@ -66,12 +66,13 @@ test-native:
 	@$(MAKE) --silent -C native test
 
 lint: $(READY)
-	@$(PIP) ruff
+	@$(PIP) ruff mypy
 	@$(BIN)/ruff check .
+	@$(BIN)/mypy
 
 clean:
 	@$(MAKE) --silent -C native clean
-	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 
 $(READY): pyproject.toml setup.py constraints.txt
 	@$(NEED_PYTHON)
