@@ -34,7 +34,7 @@ def to_the_end(run: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def importing():
-    """Turn the garbage collector off, and exempt afterwards what is loaded by then, which is never garbage (docs/decisions.md)."""
+    """Turn the garbage collector off, then exempt everything loaded by then (docs/decisions/launch.md)."""
     gc.disable()
     try:
         yield
