@@ -1,14 +1,14 @@
-# make train            learn CartPole over MPI (PRESET=pong-small for Pong, ARGS="--ranks 6" and the like)
-# make test             run every test, three at a time (WORKERS=1: one after the other; ARGS=-x and the like)
-# make test-slurm       run the job scripts on a real SLURM, started here for the purpose (needs root and its packages)
-# make test-hosts       run the tests between two hosts, made on this machine (needs root and iproute2)
-# make soak             train for ten minutes over each transport and watch the memory, then as long with actors killed at random;
-#                       at last kill whole jobs and resume them (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
-# make figures          run the tests that measure endings, kills, resumes and fuzz, and print what they measured
+# make train            learn CartPole over MPI (PRESET=pong-small for Pong; ARGS="--ranks 6")
+# make test             run every test, three at a time (WORKERS=1: one at a time; ARGS=-x)
+# make test-slurm       run the job scripts on a real SLURM, started for the tests (needs root and SLURM's packages)
+# make test-hosts       run the tests between two hosts: network namespaces of this machine (needs root and iproute2)
+# make soak             train for ten minutes over each transport and watch the memory; then kill actors at random for as long,
+#                       and kill and resume whole jobs (SECONDS=60, TRANSPORTS=zmq, PRESET=pong-small)
+# make figures          run the tests that measure endings, kills, resumes and fuzz; print a table of the measurements
 # make native           build the C part
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers
 # make lint             check style and types
-# make clean            remove what make built, but not runs/
+# make clean            remove everything that make built; keep runs/
 #
 # The first call makes .venv and installs pinned packages (constraints.txt); later calls do not.
 
@@ -24,11 +24,11 @@ BIN = .venv/bin
 READY = .venv/.ready
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-# Each says in one line what is missing and what to install.
+# Each check names in one line what is missing and what to install.
 refuse = { echo "make: $(1)" >&2; exit 1; }
 NEED_COMPILER = command -v $(CC) >/dev/null || $(call refuse,the C compiler '$(CC)' is missing; install one (Debian: apt install gcc))
 NEED_PYTHON = test -n "$(PYTHON)" || $(call refuse,Python is missing; install Python 3.11 (Debian: apt install python3 python3-venv)); \
-	'$(PYTHON)' -c '' 2>/dev/null || $(call refuse,'$(PYTHON)' cannot be run; install Python 3.11 and run make PYTHON=/path/to/it); \
+	'$(PYTHON)' -c '' 2>/dev/null || $(call refuse,'$(PYTHON)' does not run; install Python 3.11 and run make PYTHON=/path/to/it); \
 	'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| $(call refuse,$$('$(PYTHON)' --version 2>&1) is too old; install Python 3.11 or newer and run make PYTHON=/path/to/it); \
 	'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null \
@@ -47,7 +47,7 @@ test-hosts: $(READY) native
 	@$(BIN)/python -m pytest tests/hosts $(ARGS)
 
 soak: $(READY) native
-	@test "$(SECONDS)" -ge 20 2>/dev/null || $(call refuse,SECONDS=$(SECONDS) is no whole number of seconds from 20 up; try make soak SECONDS=60)
+	@test "$(SECONDS)" -ge 20 2>/dev/null || $(call refuse,SECONDS=$(SECONDS) must be a whole number of seconds, at least 20; try make soak SECONDS=60)
 	@SOAK_SECONDS="$(SECONDS)" SOAK_TRANSPORTS="$(TRANSPORTS)" SOAK_PRESET="$(PRESET)" $(BIN)/python -m pytest tests/soak $(ARGS)
 	@KILL_ROUNDS=4 $(BIN)/python -m pytest tests/end_to_end/test_resume.py -k killed_at_random $(ARGS)
 
