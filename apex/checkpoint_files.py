@@ -24,9 +24,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,16 @@ from apex import look
 from apex.config import ConfigError
 from apex.ports import WORDS
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 FORMAT = 2
 MANIFEST = "manifest.json"
 ROOM_LEFT_BYTES = 16 << 20  # a disk is not filled to the last byte: the log goes on
 PARTS_SEEN_S = 5.0  # a network file system may show what another host has written a moment later
 _LOOK_S = 0.05
 _READ_BYTES = 8 << 20
+_NONE = -1  # no descriptor
 
 
 class Damaged(ConfigError):
@@ -108,7 +112,7 @@ class Reply(NamedTuple):
         return _words([self.number, self.error, *self.rest])
 
 
-def _words(values) -> np.ndarray:
+def _words(values: Sequence[int]) -> np.ndarray:
     words = np.zeros(WORDS, np.int64)
     words[: len(values)] = values
     return words
@@ -121,29 +125,33 @@ class NewFile(io.RawIOBase):
     """
 
     def __init__(self, path: Path):
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by close()
+        self._descriptor = _NONE
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._hash, self.nbytes = hashlib.sha256(), 0
 
     def writable(self) -> bool:
         """Return True."""
         return True
 
-    def write(self, data) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         """Write all of ``data``, bytes or a contiguous array; return its length. Raises OSError."""
         view = memoryview(data).cast("B")
         written = 0
         while written < len(view):
-            written += self._file.write(view[written:])
+            written += os.write(self._descriptor, view[written:])
         self._hash.update(view)
         self.nbytes += written
         return written
 
     def close(self) -> None:
         """Flush to the disk and close. Raises OSError."""
-        file = getattr(self, "_file", None)  # None: it could not be opened
-        if file is not None and not file.closed:
-            with file:
-                os.fsync(file.fileno())
+        descriptor, self._descriptor = self._descriptor, _NONE
+        if descriptor == _NONE:  # it could not be opened, or is closed
+            return
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     @property
     def digest(self) -> str:
@@ -159,7 +167,7 @@ class Part:
         self.files: dict[str, tuple[int, str]] = {}  # name -> size, SHA-256
 
     @contextlib.contextmanager
-    def file(self, name: str):
+    def file(self, name: str) -> Iterator[NewFile]:
         """Give a new file to write; it belongs to the part once it is closed without an error."""
         with NewFile(self.folder / name) as file:
             yield file
@@ -168,7 +176,7 @@ class Part:
     def arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Write ``<name>.npz``."""
         with self.file(f"{self.name}.npz") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # none is called allow_pickle
 
     def adopt(self, source: Path, size: int, digest: str) -> None:
         """Take a file of an older checkpoint: by a hard link, or a copy on a file system that has none."""
@@ -191,8 +199,8 @@ def check_room(folder: Path, nbytes: int, left: int = ROOM_LEFT_BYTES) -> None:
     """Raise OSError (no space left) where the disk of ``folder`` has no room for so many bytes and those to be left."""
     free = shutil.disk_usage(folder).free
     if free < nbytes + left:
-        needed, free = (nbytes + left) / 2**20, free / 2**20
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:.1f} MiB are needed and {free:.1f} MiB are free in {folder}")
+        needed, there = (nbytes + left) / 2**20, free / 2**20
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:.1f} MiB are needed and {there:.1f} MiB are free in {folder}")
 
 
 def seal(partial: Path, target: Path, about: dict, parts: Iterable[str]) -> None:
@@ -200,7 +208,8 @@ def seal(partial: Path, target: Path, about: dict, parts: Iterable[str]) -> None
 
     ``about`` becomes part of the manifest.
     """
-    files, deadline = {}, time.monotonic() + PARTS_SEEN_S
+    files: dict[str, tuple[int, str]] = {}
+    deadline = time.monotonic() + PARTS_SEEN_S
     for name in sorted(parts):
         text = _read_part(partial, name, deadline)
         files |= json.loads(text)["files"] | {f"{name}.json": (len(text), hashlib.sha256(text).hexdigest())}
@@ -253,7 +262,7 @@ def read_manifest(folder: Path) -> dict:
     """Return the manifest alone, compared with its own checksum. Raises :class:`Damaged` and :class:`apex.look.Unreadable`."""
     text = look.read(folder / MANIFEST)
     try:
-        held = json.loads(text)
+        held = json.loads(text or b"")
         manifest = held["manifest"]
         whole = held["sha256"] == _digest(manifest)
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -270,20 +279,20 @@ def read_manifest(folder: Path) -> dict:
     return manifest
 
 
-def _is_count(value) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _names_files(value) -> bool:
+def _names_files(value: Any) -> bool:
     pairs = value.values() if isinstance(value, dict) else [None]
     return all(isinstance(pair, list) and len(pair) == 2 and _is_count(pair[0]) and isinstance(pair[1], str) for pair in pairs)
 
 
-def _has_sections(value) -> bool:
+def _has_sections(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(section, dict) for section in value.values())
 
 
-_FIELDS = {
+_FIELDS: dict[str, Callable[[Any], bool]] = {
     "files": _names_files, "config": _has_sections, "learner_steps": _is_count, "num_actors": _is_count,
     "replay_ranks": lambda value: _is_count(value) and value > 0,
 }  # fmt: skip

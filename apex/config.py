@@ -13,8 +13,10 @@ import json
 import os
 import tomllib
 import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from apex import look
 from apex.errors import ConfigError
@@ -22,7 +24,12 @@ from apex.errors import ConfigError
 PRESET_DIR = Path(__file__).resolve().parent.parent / "configs"
 
 
-def option(default, doc: str, unit: str = "", choices: tuple = (), low=None, high=None):
+T = TypeVar("T", int, float, bool, str)
+
+
+def option(
+    default: T, doc: str, unit: str = "", choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None
+) -> T:
     """Declare a field with its default, one line of doc, unit and accepted values or range."""
     meta = {"doc": doc, "unit": unit, "choices": choices, "low": low, "high": high}
     return dataclasses.field(default=default, metadata=meta)
@@ -155,11 +162,11 @@ class Config:
     evaluator: EvaluatorConfig = EvaluatorConfig()
 
 
-def nearest(name: str, choices) -> str:
+def nearest(name: object, choices: Iterable[object]) -> str:
     """Return ``"; did you mean 'x'?"`` plus all choices: the tail of every refusal by name."""
-    choices = sorted(map(str, choices))
-    close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.4)
-    listed = f"choices: {', '.join(choices)}"
+    names = sorted(map(str, choices))
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+    listed = f"choices: {', '.join(names)}"
     return f"did you mean '{close[0]}'? ({listed})" if close else listed
 
 
@@ -184,7 +191,7 @@ def presets() -> list[str]:
     return sorted(p.stem for p in PRESET_DIR.glob("*.toml"))
 
 
-def load(preset: str, overrides: typing.Iterable[str] = ()) -> Config:
+def load(preset: str, overrides: Iterable[str] = ()) -> Config:
     """Return the validated configuration of a preset (a name or a ``.toml`` path) plus overrides.
 
     Overrides are ``"section.field=value"``. Raises :class:`ConfigError` with one line that names
@@ -195,7 +202,7 @@ def load(preset: str, overrides: typing.Iterable[str] = ()) -> Config:
     return from_tables(tables)
 
 
-def from_tables(tables) -> Config:
+def from_tables(tables: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     """Return the validated configuration from ``(source, {section: {field: value}})`` pairs, later ones winning."""
     merged: dict[str, dict] = {name: {} for name in sections()}
     for source, table in tables:
@@ -226,16 +233,16 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines)
 
 
-def override(config: Config, **dotted) -> Config:
+def override(config: Config, **dotted: object) -> Config:
     """Return a copy with fields replaced and checked, e.g. ``override(c, run__seed=3)``."""
-    table: dict[str, dict] = {}
+    table: dict[str, dict[str, object]] = {}
     for key, value in dotted.items():
         section, name = key.split("__", 1)
         table.setdefault(section, {})[name] = value
     return from_tables([("configuration", to_tables(config)), ("override", table)])
 
 
-def toml_value(value) -> str:
+def toml_value(value: object) -> str:
     """Return a field's value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -269,24 +276,24 @@ class _Raw(str):
     """A value typed on the command line: still text, to be read as its field's type."""
 
 
-def _checked(source: str, section: str, name: str, value):
+def _checked(source: str, section: str, name: str, value: object) -> object:
     """Return ``value`` as the field's type, or refuse it by name."""
     cls = sections()[section]
     if name not in fields(cls):
         raise ConfigError(f"{source}: unknown field '{section}.{name}'; {nearest(name, fields(cls))}")
     kind, where = field_type(cls, name), f"{source}: {section}.{name}"
-    value = _convert(where, value, kind)
+    converted = _convert(where, value, kind)
     meta = fields(cls)[name].metadata
-    if meta["choices"] and value not in meta["choices"]:
-        raise ConfigError(f"{where} = {value!r} is not a choice; {nearest(value, meta['choices'])}")
-    if kind is str and not _is_plain(value):
-        raise ConfigError(f"{where} = {value!r} holds characters that no name or path can have")
+    if meta["choices"] and converted not in meta["choices"]:
+        raise ConfigError(f"{where} = {converted!r} is not a choice; {nearest(converted, meta['choices'])}")
+    if isinstance(converted, str) and not _is_plain(converted):
+        raise ConfigError(f"{where} = {converted!r} holds characters that no name or path can have")
     if kind in (int, float):
-        _check_range(where, value, meta["low"], meta["high"], meta["unit"])
-    return value
+        _check_range(where, converted, meta["low"], meta["high"], meta["unit"])
+    return converted
 
 
-def _shown(value) -> str:
+def _shown(value: object) -> str:
     """Return a refused value as it was given, but not a page of it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
@@ -300,7 +307,7 @@ def _is_plain(text: str) -> bool:
         return False
 
 
-def _convert(where: str, value, kind: type):
+def _convert(where: str, value: object, kind: type) -> Any:
     if isinstance(value, _Raw):
         value = _from_text(where, str(value), kind)
     if kind is float and type(value) is int and abs(value) < 2**1000:  # beyond, float() overflows
@@ -313,7 +320,7 @@ def _convert(where: str, value, kind: type):
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _from_text(where: str, text: str, kind: type):
+def _from_text(where: str, text: str, kind: type) -> str | bool | float:
     if kind is str:
         return text
     if kind is bool and text.lower() in ("true", "false"):
@@ -328,7 +335,7 @@ def _from_text(where: str, text: str, kind: type):
     raise ConfigError(f"{where} = {_shown(text)} must be {_KIND_WORDS[kind]}")
 
 
-def _check_range(where: str, value, low, high, unit: str) -> None:
+def _check_range(where: str, value: float, low: float | None, high: float | None, unit: str) -> None:
     if value != value or value in (float("inf"), float("-inf")):
         raise ConfigError(f"{where} = {value} must be finite")
     if low is not None and value < low:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from apex.errors import ConfigError
 
+StrPath = str | os.PathLike[str]
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no file can have such a name
 
 
@@ -21,12 +22,12 @@ def is_missing(error: OSError) -> bool:
     return error.errno in _MISSING
 
 
-def unreadable(path, error: OSError) -> Unreadable:
+def unreadable(path: StrPath, error: OSError) -> Unreadable:
     """Return the refusal, in one line, that names ``path`` and what the system said."""
     return Unreadable(f"{path} cannot be read: {error.strerror}; nothing has been changed")
 
 
-def mode(path) -> int | None:
+def mode(path: StrPath) -> int | None:
     """Return the ``st_mode`` of what ``path`` leads to, or None where it is missing. Raises :class:`Unreadable`."""
     try:
         return os.stat(path).st_mode
@@ -38,18 +39,18 @@ def mode(path) -> int | None:
         raise unreadable(path, error) from None
 
 
-def is_there(path) -> bool:
+def is_there(path: StrPath) -> bool:
     """Return whether ``path`` leads to anything. Raises :class:`Unreadable`."""
     return mode(path) is not None
 
 
-def is_file(path) -> bool:
+def is_file(path: StrPath) -> bool:
     """Return whether ``path`` leads to a regular file: another would block, or has no contents. Raises :class:`Unreadable`."""
     found = mode(path)
     return found is not None and stat.S_ISREG(found)
 
 
-def read(path) -> bytes | None:
+def read(path: StrPath) -> bytes | None:
     """Return the contents of a regular file, or None where there is none. Raises :class:`Unreadable`."""
     if not is_file(path):
         return None
@@ -61,7 +62,7 @@ def read(path) -> bytes | None:
         raise unreadable(path, error) from None
 
 
-def names(folder) -> list[str]:
+def names(folder: StrPath) -> list[str]:
     """Return the names in ``folder``, [] where it is missing. Raises :class:`Unreadable`."""
     try:
         return sorted(os.listdir(folder))

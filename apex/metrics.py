@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 REPORT_FIELDS: dict[str, tuple[str, ...]] = {
     "actor": ("agent_steps", "env_frames", "episodes", "return_sum", "transitions", "wait_s", "env_restarts"),
@@ -100,7 +102,7 @@ class Counters:
         return np.fromiter(self._values.values(), np.float64, len(self._values))
 
     @classmethod
-    def from_vector(cls, role: str, vector) -> Counters:
+    def from_vector(cls, role: str, vector: ArrayLike) -> Counters:
         """Return the counters a report holds; anything after the role's own fields is padding.
 
         Raises KeyError for an unknown role and ValueError for a vector too short for it.
@@ -116,14 +118,14 @@ class Hub:
     Time runs from construction.
     """
 
-    def __init__(self, num_actors: int, num_replay: int, clock=time.monotonic):
+    def __init__(self, num_actors: int, num_replay: int, clock: Callable[[], float] = time.monotonic):
         counts = {"actor": num_actors, "replay": num_replay, "learner": 1, "evaluator": 1}
         self._reports = {role: np.tile(Counters(role).vector(), (n, 1)) for role, n in counts.items()}
         self._clock = clock
         self._started = clock()
         self._bases = deque([(self._started, self._copy())], maxlen=2)  # time and reports of the last two rows
 
-    def update(self, role: str, index: int, vector) -> None:
+    def update(self, role: str, index: int, vector: ArrayLike) -> None:
         """Take the report of rank ``index`` of a role: float64, padded at most to MAX_REPORT.
 
         A report older than the one held (by its first field) is ignored. Raises KeyError for an
@@ -192,7 +194,7 @@ class Hub:
         return float(sum(_column(self._reports, role, name).sum() for role in roles))
 
 
-def _report(role: str, vector) -> np.ndarray:
+def _report(role: str, vector: ArrayLike) -> np.ndarray:
     """Return float64[len(REPORT_FIELDS[role])] from a report that may be padded."""
     report, least = np.asarray(vector, np.float64), len(REPORT_FIELDS[role])
     if report.ndim != 1 or not least <= len(report) <= MAX_REPORT:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
 
-Check = Callable[[object], bool]
+Check = Callable[[Any], bool]
 _ANSWERING = (ACTOR, EVALUATOR, REPLAY)
 
 
-def _is_count(value) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_number(value) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
-def _is_amount(value) -> bool:
+def _is_amount(value: Any) -> bool:
     return _is_number(value) and 0 <= value < math.inf
 
 
@@ -34,20 +35,20 @@ def _table_of(is_right: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(key.isdecimal() and is_right(held) for key, held in value.items())
 
 
-def _is_word(value) -> bool:
+def _is_word(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def _are_answers(value) -> bool:
+def _are_answers(value: Any) -> bool:
     are_words = _table_of(_list_of(_is_word))
     return isinstance(value, dict) and all(role in _ANSWERING and are_words(held) for role, held in value.items())
 
 
-def _is_file(value) -> bool:
+def _is_file(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and _is_count(value[1])
 
 
-def _is_record(value) -> bool:
+def _is_record(value: Any) -> bool:
     return isinstance(value, dict) and all(is_right(value.get(name)) for name, is_right in _OF_RECORD.items())
 
 
@@ -71,7 +72,7 @@ _OF_RING: dict[str, Check] = {"segments": _table_of(_is_file)}
 _ARRAYS = {"mass": "f", "generation": "i", "count": "i", "segment": "i", "row": "i"}
 
 
-def fault(role: str, values, has_ring: bool) -> str | None:
+def fault(role: str, values: Any, has_ring: bool) -> str | None:
     """Return the name of the first value of a part of ``role`` that is missing or of another kind, or None."""
     checks = {LEARNER: _OF_LEARNER, REPLAY: _OF_REPLAY | (_OF_RING if has_ring else {}), ACTOR: _OF_ACTOR}.get(role, {})
     if not isinstance(values, dict):

@@ -13,7 +13,7 @@ message of every rank has been received, so no rank leaves while another still s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Report(NamedTuple):
     """A role's counters (see ``apex.metrics``): role, role index, float64 vector."""
 
     role: str
-    index: int
+    index: int  # type: ignore[assignment]  # a field in place of tuple's method
     vector: np.ndarray
 
 
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
     """What a rank answers to an announcement: role, role index, int64[WORDS]."""
 
     role: str
-    index: int
+    index: int  # type: ignore[assignment]  # a field in place of tuple's method
     words: np.ndarray
 
 
@@ -144,7 +144,7 @@ class Port(Protocol):
 class WeightsPort(Port, Protocol):
     """Roles that act with the learner's weights: actors and the evaluator."""
 
-    about: dict | None
+    about: dict[str, Any] | None
     """What the learner told this process when it took a lost one's place (``LearnerPort.replace``); None for one of the start."""
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
@@ -177,7 +177,7 @@ class ActorPort(WeightsPort, Protocol):
 class ReplayPort(Port, Protocol):
     """A replay rank receives events and answers sample requests."""
 
-    def poll(self, landing: np.ndarray | None):
+    def poll(self, landing: np.ndarray | None) -> IntakeEvent | SampleRequestEvent | PriorityEvent | None:
         """Return the next event or None. An intake batch is received into ``landing``; None accepts none."""
 
     def sample_buffer(self) -> np.ndarray | None:
@@ -230,7 +230,7 @@ class LearnerPort(Port, Protocol):
     def poll_changes(self) -> list[Change]:
         """Return which acting ranks were lost or replaced since the last call; for ports that tolerate a loss."""
 
-    def replace(self, rank: int, about: dict) -> None:
+    def replace(self, rank: int, about: dict[str, Any]) -> None:
         """Have a new process take the place of a ``LOST`` rank, and tell it ``about`` (what JSON can hold)."""
 
     def awaited(self) -> set[int]:

@@ -6,6 +6,7 @@ whole run: where the number of ranks has changed, their sums stay.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ class Rung(NamedTuple):
     """What an actor is told when the ladder is shared out anew: it is now number ``position`` of ``count`` actors."""
 
     position: int
-    count: int
+    count: int  # type: ignore[assignment]  # a field in place of tuple's method
 
     def words(self) -> np.ndarray:
         """Return it as the words of an announcement."""
@@ -44,12 +45,12 @@ _COUNTERS = slice(_RNG.stop, _RNG.stop + MAX_REPORT)
 _OWN = _COUNTERS.stop
 
 
-def reply(announced: Announcement, counters: Counters, rng: np.random.Generator | None = None, own=()) -> np.ndarray:
+def reply(announced: Announcement, counters: Counters, rng: np.random.Generator | None = None, own: Sequence[int] = ()) -> np.ndarray:
     """Return the answer of a rank: int64[apex.ports.WORDS]."""
     return Reply(announced.number, 0, pack(counters.vector(), rng, own)).words()
 
 
-def pack(vector: np.ndarray, rng: np.random.Generator | None = None, own=()) -> np.ndarray:
+def pack(vector: np.ndarray, rng: np.random.Generator | None = None, own: Sequence[int] = ()) -> np.ndarray:
     """Return counters (a report), random state and own numbers (int) as words."""
     words = np.zeros(_OWN + len(own), np.int64)
     words[_RNG] = 0 if rng is None else seeds.state_words(rng)

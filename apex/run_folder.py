@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import itertools
 import json
 import math
 import os
@@ -32,6 +31,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from apex import look
 from apex.config import ConfigError, nearest
@@ -47,7 +47,7 @@ _VIEW = ".without-events"
 _IN_VIEW = ("config.toml", "metrics.jsonl", "metrics-lost.jsonl", "result.json", "error.txt", "stacks", "skipped", "checkpoints")
 
 
-def create(directory, preset: str, seed: int) -> Path:
+def create(directory: look.StrPath, preset: str, seed: int) -> Path:
     """Make the folder of a new run, point ``latest`` at it, and return it.
 
     ``preset`` is a name or a ``.toml`` path. Runs started in the same second get -2, -3, ...
@@ -63,11 +63,13 @@ def create(directory, preset: str, seed: int) -> Path:
 
 
 def _make_first_free(directory: Path, name: str) -> Path:
-    for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2))):
-        folder = directory / (name + suffix)
+    folder, n = directory / name, 1
+    while True:
         with contextlib.suppress(FileExistsError):
             folder.mkdir()  # the test and the claim are one call: of two runs, one gets the name
             return folder
+        n += 1
+        folder = directory / f"{name}-{n}"
 
 
 def _point_latest_at(folder: Path) -> None:
@@ -101,7 +103,7 @@ def _followed(path: Path) -> Path:
     return folder.parent if folder.name == _VIEW else folder
 
 
-def resolve(run: str, directory="runs") -> Path:
+def resolve(run: str, directory: look.StrPath = "runs") -> Path:
     """Return the folder of a run given by name in ``directory``, by path, or as ``"latest"``.
 
     ``"latest"`` gives the folder it points at now. Raises :class:`ConfigError`, in one line, if
@@ -133,7 +135,7 @@ def _may_be_run(folder: Path) -> bool:
 class RunFolder:
     """What is read from and written to the folder of one run, which exists; ``path`` may be ``latest``."""
 
-    def __init__(self, path):
+    def __init__(self, path: look.StrPath):
         self.path = _followed(Path(path))
         self.config_path = self.path / "config.toml"
         self.metrics_path = self.path / "metrics.jsonl"
@@ -231,7 +233,7 @@ class RunFolder:
 class Tail:
     """Reads a growing file of JSON lines from where it last stopped: O(new rows) a call."""
 
-    def __init__(self, path):
+    def __init__(self, path: look.StrPath):
         self._path = Path(path)
         self._offset = 0
 
@@ -272,12 +274,12 @@ def make_result(
     """
     if reason not in REASONS:
         raise ValueError(f"unknown reason '{reason}'; {nearest(reason, REASONS)}")
-    known = eval_return is not None and math.isfinite(eval_return)
+    known = None if eval_return is None or not math.isfinite(eval_return) else float(eval_return)
     steps = {key: int((row or {}).get(key) or 0) for key in ("learner_steps", "agent_steps", "env_frames")}
     return {
         "reason": reason,
         "status": status,
-        "eval_return": float(eval_return) if known else None,
+        "eval_return": known,
         "eval_episodes": int(eval_episodes),
         **steps,
         "wall_s": float(wall_s),
@@ -288,7 +290,7 @@ def make_result(
     }
 
 
-def _ends_in_mid_line(file) -> bool:
+def _ends_in_mid_line(file: BinaryIO) -> bool:
     if file.seek(0, os.SEEK_END) == 0:
         return False
     file.seek(-1, os.SEEK_END)
@@ -313,11 +315,13 @@ def row_fault(row: dict) -> str | None:
     return None
 
 
-def _is_number(value) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300  # also False for NaN and infinity
 
 
-_OF_RESULT = {"reason": str, "status": int, "wall_s": (int, float), "learner_steps": int, "eval_episodes": int}
+_OF_RESULT: dict[str, type | tuple[type, ...]] = {
+    "reason": str, "status": int, "wall_s": (int, float), "learner_steps": int, "eval_episodes": int,
+}  # fmt: skip
 
 
 def _checked_result(path: Path, text: bytes) -> dict:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,7 @@ class Saved:
         """Return the plain values of a part, each of the kind that :mod:`apex.part_values` tells."""
         text = look.read(self.folder / f"{name}.json")
         try:
-            values = json.loads(text)["values"]
+            values = json.loads(text or b"")["values"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Damaged(f"checkpoint {self.folder}: {name}.json cannot be read: {type(error).__name__}") from None
         wrong = part_values.fault(name.partition("-")[0], values, self.has_replay)
@@ -83,7 +83,7 @@ class Saved:
         return values, arrays
 
     @contextlib.contextmanager
-    def reading(self, part: str):
+    def reading(self, part: str) -> Iterator[None]:
         """Refuse, as :class:`Damaged`, a part whose contents cannot be put to use by what runs in this context."""
         try:
             yield

@@ -14,6 +14,10 @@ import select
 import sys
 from collections import deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _WRITABLE_WITHIN_S = 1.0  # a terminal in non-blocking mode takes the rest a moment later
 _KEPT = 10_000  # lines, while the view does not take them
@@ -37,7 +41,8 @@ def divert() -> Iterator[deque[tuple[bool, str]]]:
     For one part of the process at a time, which takes from the queue's left. The oldest of too many lines are lost.
     """
     global _diverted
-    _diverted = lines = deque(maxlen=_KEPT)
+    lines: deque[tuple[bool, str]] = deque(maxlen=_KEPT)
+    _diverted = lines
     try:
         yield lines
     finally:
@@ -98,10 +103,11 @@ class _Unfailing(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data) -> int:
+    def write(self, data: ReadableBuffer) -> int:
+        written = bytes(data)
         with contextlib.suppress(OSError):
-            _write_all(self._descriptor, bytes(data))
-        return len(data)
+            _write_all(self._descriptor, written)
+        return len(written)
 
     def fileno(self) -> int:
         return self._descriptor
@@ -110,13 +116,13 @@ class _Unfailing(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
-def _unfailing(descriptor: int, replaced) -> io.TextIOWrapper:
+def _unfailing(descriptor: int, replaced: TextIO | None) -> io.TextIOWrapper:
     encoding = "utf-8" if replaced is None else replaced.encoding
     buffer = io.BufferedWriter(_Unfailing(descriptor))  # a line of several parts is one write: ranks share a pipe
     return io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True)
 
 
-def _stream(is_stderr: bool):
+def _stream(is_stderr: bool) -> TextIO | None:
     return sys.stderr if is_stderr else sys.stdout
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from apex.config import Config
 
@@ -65,7 +66,7 @@ class Layout:
     ``nbytes`` gives each field its own shape; a 2-d array ``[k, nbytes]`` gives ``(k, *shape)``.
     """
 
-    def __init__(self, *fields: tuple[str, object, tuple[int, ...]]):
+    def __init__(self, *fields: tuple[str, DTypeLike, tuple[int, ...]]):
         self.fields: dict[str, Field] = {}
         offset = 0
         for name, dtype, shape in fields:

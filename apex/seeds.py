@@ -31,7 +31,7 @@ def set_state_words(rng: np.random.Generator, words: np.ndarray) -> None:
     """Bring a generator of this module to the state that ``state_words`` returned."""
     high, low, inc_high, inc_low, has_uint32, uinteger = (int(word) & _LOW for word in words)
     state = {"state": high << 64 | low, "inc": inc_high << 64 | inc_low}
-    rng.bit_generator.state = rng.bit_generator.state | {"state": state, "has_uint32": has_uint32, "uinteger": uinteger}
+    rng.bit_generator.state = {**rng.bit_generator.state, "state": state, "has_uint32": has_uint32, "uinteger": uinteger}
 
 
 def environment_seed(seed: int, first_environment: int, resumed_at: int = 0, attempt: int = 0) -> int:

@@ -38,9 +38,10 @@ class Scalars:
     TensorBoard's own writer has a thread, which a full disk ends with a traceback.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike[str]):
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
-        self._path, self._file = Path(path) / name, None
+        self._path = Path(path) / name
+        self._file: io.FileIO | None = None
         self._evaluations = 0
         with contextlib.suppress(OSError):  # told of with the first row
             self._open()
@@ -55,32 +56,33 @@ class Scalars:
         evaluated, self._evaluations = evaluations != self._evaluations, evaluations
         shown = {k: v for k, v in row.items() if _is_number(v) and (evaluated or k not in _GROUPS["evaluator"])}
         values = [{"tag": TAGS.get(key, f"run/{key}"), "simple_value": value} for key, value in shown.items()]
-        if self._file is None:
-            self._open()
-        self._append(_record(step=row.get("learner_steps") or 0, summary={"value": values}))
+        file = self._file or self._open()
+        _append(file, _record(step=row.get("learner_steps") or 0, summary={"value": values}))
 
     def close(self) -> None:
         """Close the event file."""
         if self._file is not None:
             self._file.close()
 
-    def _open(self) -> None:
+    def _open(self) -> io.FileIO:
         self._path.parent.mkdir(exist_ok=True)
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close()
-        self._append(_record(file_version="brain.Event:2"))
-
-    def _append(self, data: bytes) -> None:
-        """Write all of ``data``; what was written of it is taken back where there is no room for the rest."""
-        size, rest = self._file.seek(0, os.SEEK_END), memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            self._file.truncate(size)
-            raise
+        _append(self._file, _record(file_version="brain.Event:2"))
+        return self._file
 
 
-def _record(**event) -> bytes:
+def _append(file: io.FileIO, data: bytes) -> None:
+    """Write all of ``data``; what was written of it is taken back where there is no room for the rest."""
+    size, rest = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        file.truncate(size)
+        raise
+
+
+def _record(**event: object) -> bytes:
     """Return one event as an event file holds it."""
     from tensorboard.compat.proto.event_pb2 import Event  # slow to import, and only the log needs it
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -90,5 +92,5 @@ def _record(**event) -> bytes:
     return data.getvalue()
 
 
-def _is_number(value) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -25,7 +25,9 @@ def initial_priority(q_taken: np.ndarray, reward: np.ndarray, discount: np.ndarr
     return np.abs(reward + discount * bootstrap - q_taken)
 
 
-def td_error(online: nn.Module, target: nn.Module, batch: dict[str, torch.Tensor], config: Config):
+def td_error(
+    online: nn.Module, target: nn.Module, batch: dict[str, torch.Tensor], config: Config
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``(td_error [B], q_taken [B])``: r_t + discount_t * Q_target(s_t, a*) - Q(s_tm1, a_tm1).
 
     a* is the online network's greedy action in s_t, or the target network's without ``double``.

@@ -76,7 +76,8 @@ def _mlp(spec: EnvSpec, hidden: int) -> tuple[nn.Module, int]:
 def _cnn(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
     if len(spec.frame_shape) != 2:
         raise ConfigError(f"algorithm.network = '{name}' needs image frames [height, width], got {list(spec.frame_shape)}; use 'mlp'")
-    layers, channels, size = [], spec.stack, min(spec.frame_shape)
+    layers: list[nn.Module] = []
+    channels, size = spec.stack, min(spec.frame_shape)
     for out, kernel, stride in _CNN_LAYERS[name]:
         if size < kernel:
             raise ConfigError(f"algorithm.network = '{name}' is too deep for {list(spec.frame_shape)} frames; raise env.frame_size")

@@ -15,10 +15,11 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 from ale_py import Action, ALEInterface, AtariVectorEnv, LoggerMode, roms
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from apex.config import ConfigError, EnvConfig
@@ -37,18 +38,20 @@ _SCREEN = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num":
 class _Ale(AtariVectorEnv):
     # AtariVectorEnv writes its autoreset mode into its class's dictionary, which without this line
     # is the one that all Gymnasium vector environments share.
-    metadata: ClassVar[dict] = {}
+    metadata: dict[str, Any] = {}  # noqa: RUF012  the base class has it so
 
-    def reset(self, **options):
-        obs, info = super().reset(**options)
+    def reset(
+        self, *, seed: int | np.ndarray | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        obs, info = super().reset(seed=seed, options=options)
         self.lives = info["lives"].copy()
         return obs, info
 
-    def step(self, actions):
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Note the lives that are left, int32[V]: where a game has ended, those of the next."""
-        *result, info = super().step(actions)
-        self.lives = info["lives"].copy()
-        return *result, info
+        result = super().step(actions)
+        self.lives = result[-1]["lives"].copy()
+        return result
 
 
 class _Games(VectorEnv):
@@ -78,10 +81,10 @@ class _GamesWithScreen(_Games):
     same seed and gets the same actions.
     """
 
-    def __init__(self, *games, screen: _Ale):
+    def __init__(self, *games: Any, screen: _Ale):
         super().__init__(*games)
         self._screen = screen
-        self._frames = None
+        self._frames = np.zeros(0, np.uint8)  # of the screen, uint8 [1, 1, 210, 160, 3]
 
     def reset(self) -> np.ndarray:
         self._frames, _ = self._screen.reset(seed=self._seed[:1])
@@ -176,13 +179,17 @@ def _starts_with_fire(rom: str) -> bool:
     """Whether FIRE is pressed after the no-ops of a reset: in games that have it among their actions."""
     ALEInterface.setLoggerMode(LoggerMode.Error)  # else it greets
     ale = ALEInterface()
-    ale.loadROM(roms.get_rom_path(rom))
+    path = roms.get_rom_path(rom)
+    assert path is not None  # the name has been looked up
+    ale.loadROM(path)
     return Action.FIRE in ale.getMinimalActionSet()
 
 
 def _spec_of(env: EnvConfig, made: AtariVectorEnv) -> EnvSpec:
     size = (env.frame_size, env.frame_size)
-    return EnvSpec(size, "uint8", env.stack, int(made.single_action_space.n), env.frame_skip)
+    actions = made.single_action_space
+    assert isinstance(actions, Discrete)
+    return EnvSpec(size, "uint8", env.stack, int(actions.n), env.frame_skip)
 
 
 def _rom(name: str) -> str:

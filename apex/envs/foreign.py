@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 from apex.config import ConfigError, EnvConfig
 
+T = TypeVar("T")
 _MOST_CHARACTERS = 300
+
+
+class Failed(NamedTuple):
+    """A call raised ``error``."""
+
+    error: BaseException
 
 
 @contextlib.contextmanager
@@ -25,14 +33,14 @@ def named(env: EnvConfig, what: str = "cannot be made") -> Iterator[None]:
         raise ConfigError(f"env.id = '{env.id}' {what}: {in_one_line(error)}") from error
 
 
-def attempt(call: Callable) -> tuple[object, BaseException | None]:
-    """Return ``(result, None)`` or ``(None, error)`` of a call into an environment's code; Ctrl-C passes."""
+def attempt(call: Callable[[], T]) -> T | Failed:
+    """Return the result of a call into an environment's code, or what it raised; Ctrl-C passes."""
     try:
-        return call(), None
+        return call()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # as above
-        return None, error
+        return Failed(error)
 
 
 def in_one_line(error: BaseException) -> str:

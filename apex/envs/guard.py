@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from apex.config import ConfigError, EnvConfig
-from apex.envs.foreign import attempt, in_one_line
+from apex.envs.foreign import Failed, attempt, in_one_line
 from apex.envs.vector import Timestep, VectorEnv
 from apex.say import warn
 
@@ -27,7 +27,7 @@ def refusing(env: EnvConfig, where: str) -> Iterator[None]:
         cause = failure.__cause__
         if isinstance(cause, ConfigError):
             raise cause from failure
-        raise ConfigError(f"env.id = '{env.id}' fails in {where}: {in_one_line(cause)}") from failure
+        raise ConfigError(f"env.id = '{env.id}' fails in {where}: {in_one_line(cause or failure)}") from failure
 
 
 class GuardedEnvs:
@@ -48,17 +48,17 @@ class GuardedEnvs:
     def reset(self) -> np.ndarray:
         """Start all rows again; return first observations [V, *observation_shape]."""
         while True:
-            obs, error = attempt(lambda: self._checked(self._envs.reset()))
-            if error is None:
+            obs = attempt(lambda: self._checked(self._envs.reset()))
+            if not isinstance(obs, Failed):
                 return obs
-            self._restart(error)
+            self._restart(obs.error)
 
     def step(self, actions: np.ndarray) -> Timestep:
         """Step every row with ``actions`` int[V]."""
-        step, error = attempt(lambda: self._checked_step(self._envs.step(actions)))
-        if error is None:
+        step = attempt(lambda: self._checked_step(self._envs.step(actions)))
+        if not isinstance(step, Failed):
             return step
-        self._restart(error)
+        self._restart(step.error)
         return self._begun(self.reset())
 
     def render(self) -> np.ndarray:
@@ -67,9 +67,9 @@ class GuardedEnvs:
 
     def close(self) -> None:
         """Release the environments; those that cannot even close cost a line, not the run."""
-        _, error = attempt(self._envs.close)
-        if error is not None:
-            warn(f"apex: {self._who}: its environments do not close: {in_one_line(error)}")
+        closed = attempt(self._envs.close)
+        if closed is not None:
+            warn(f"apex: {self._who}: its environments do not close: {in_one_line(closed.error)}")
 
     def _checked_step(self, step: Timestep) -> Timestep:
         self._checked(step.obs), self._checked(step.last_obs)
@@ -102,10 +102,10 @@ class GuardedEnvs:
     def _made(self) -> VectorEnv:
         """Return new environments; each failure to make them counts as a restart."""
         while True:
-            made, error = attempt(lambda: self._make(self.restarts))
-            if error is None:
+            made = attempt(lambda: self._make(self.restarts))
+            if not isinstance(made, Failed):
                 return made
-            self._count(error)
+            self._count(made.error)
 
     def _count(self, error: BaseException) -> None:
         self.restarts += 1

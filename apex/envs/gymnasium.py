@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -58,7 +59,7 @@ def is_always_the_same(env: EnvConfig) -> bool:
 
 def _make_vec(name: str, num_envs: int, mode: str | None, render: bool) -> gymnasium.vector.VectorEnv:
     _check_id(name)
-    options = {}
+    options: dict[str, Any] = {}
     if render:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
         options["render_mode"] = "rgb_array"
@@ -87,7 +88,7 @@ def _wrappers(name: str, mode: str | None) -> tuple:
 class _CutToldInInfo(gymnasium.Wrapper):
     """A truncation that only ``info`` tells, as before Gym 0.26, is a truncation."""
 
-    def step(self, action):
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         cut = bool(info.get(CUT, False))
         return obs, reward, terminated and not cut, truncated or cut, info
@@ -138,5 +139,5 @@ def _nearest_ids(name: str) -> str:
     return f"did you mean '{lower[close[0]]}'?{others}"
 
 
-def _one_line(value) -> str:
+def _one_line(value: object) -> str:
     return " ".join(str(value).split())

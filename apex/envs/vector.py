@@ -6,11 +6,13 @@ observation to the next episode's first. Here they become one :class:`Timestep`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from numpy.typing import ArrayLike
 
 from apex.config import ConfigError
 from apex.schema import EnvSpec
@@ -60,7 +62,7 @@ class VectorEnv:
     observation arrays and never writes to them again, so that they need not be copied.
     """
 
-    def __init__(self, env: gymnasium.vector.VectorEnv, spec: EnvSpec, seed, *, fresh_arrays: bool = False):
+    def __init__(self, env: gymnasium.vector.VectorEnv, spec: EnvSpec, seed: Any, *, fresh_arrays: bool = False):
         self.spec = spec
         self.num_envs = env.num_envs
         self._env = env
@@ -91,20 +93,23 @@ class VectorEnv:
 
     def render(self) -> np.ndarray:
         """Return a picture of row 0, uint8 [H, W, 3]. Raises RuntimeError if made without ``render``."""
-        if getattr(self._env, "render_mode", None) != "rgb_array":
+        pictures = self._env.render() if self._env.render_mode == "rgb_array" else None
+        if pictures is None:
             raise RuntimeError("these environments were made without render=True")
-        return np.array(self._env.render()[0], np.uint8)
+        return np.array(pictures[0], np.uint8)
 
     def close(self) -> None:
         """Release the environments."""
         self._env.close()
 
-    def _observations(self, raw) -> np.ndarray:
+    def _observations(self, raw: ArrayLike) -> np.ndarray:
         """Return observations [k, *observation_shape], C-contiguous, in the spec's dtype."""
         obs = np.array(raw, self.spec.frame_dtype, copy=self._copy, order="C")
         return obs.reshape(len(obs), *self.spec.observation_shape)
 
-    def _heed_info(self, info, terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray):
+    def _heed_info(
+        self, info: dict | Sequence[dict | None], terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return (terminated, truncated), where rows that only ``info`` calls cut are truncated."""
         cut = cut_rows(info, self.num_envs) & valid
         if not cut.any():
@@ -113,7 +118,7 @@ class VectorEnv:
             raise ValueError(f"info['{CUT}'] is set for a row that has not ended, and that only the environment can reset")
         return terminated & ~cut, truncated | cut
 
-    def _settle(self, obs: np.ndarray, done: np.ndarray, info: dict):
+    def _settle(self, obs: np.ndarray, done: np.ndarray, info: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (obs, last_obs, first) after a step that returned ``obs`` and ended ``done`` rows."""
         if self._mode is AutoresetMode.NEXT_STEP:
             first, self._resets_next = self._resets_next, done
@@ -139,14 +144,14 @@ class VectorEnv:
         return self._observations(np.stack(list(info["final_obs"][done])))
 
 
-def cut_rows(info, num_envs: int) -> np.ndarray:
+def cut_rows(info: dict | Sequence[dict | None], num_envs: int) -> np.ndarray:
     """Return bool[V], the rows whose ``info`` tells a truncation.
 
     ``info`` is a dictionary of arrays [V] with masks (``_key``), or one dictionary a row; with SAME_STEP the
     last step's is in ``info["final_info"]``, in either form.
     """
     if not isinstance(info, dict):
-        return np.array([bool(row) and bool(row.get(CUT)) for row in info], bool)
+        return np.array([row is not None and bool(row.get(CUT)) for row in info], bool)
     cut = np.zeros(num_envs, bool)
     if CUT in info:
         cut |= np.asarray(info[CUT], bool) & np.asarray(info.get(f"_{CUT}", True), bool)
