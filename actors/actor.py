@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors import saved_state
+from actors.env_history import EnvHistory
 from actors.exploration import actor_epsilons, epsilon_greedy
 from actors.intake import Intake
 from apex import algorithms, rank_state, seeds
@@ -20,7 +20,10 @@ from apex.ports import ActorPort
 from apex.role import Role
 from apex.saved import Saved
 from apex.schema import EnvSpec
+from apex.state import fill, is_count, is_word, require
 from apex.topology import ACTOR
+
+_STATE = {"env_seed": is_count, "steps": is_count, "q_version": is_word}
 
 
 class Actor(Role):
@@ -39,11 +42,10 @@ class Actor(Role):
         about = port.about or {"life": 0}
         envs, seed = config.actor.envs, config.run.seed
         self.config, self.index, self.checkpoints = config, index, checkpoints
-        exact = saved if saved is not None and saved.exact else None
         self._life = about["life"]
         self._resumed_at = saved.learner_steps + 1 if saved is not None else 0
-        self.env_seed = self._seed_of_attempt(0) if exact is None else self._saved_seed(exact)
-        self.envs = GuardedEnvs(self._make_envs, config.env.max_restarts, f"{ACTOR} {index}")
+        self.env_seed = self._seed_of_attempt(0)
+        self.envs = self._guarded_envs()
         self.policy = Policy(config, spec, port)
         self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority, port.intake_memory)
         self.epsilons = actor_epsilons(config.actor, index, num_actors)
@@ -54,16 +56,16 @@ class Actor(Role):
         self._q: np.ndarray | None = None  # Q-values of the observation to act from,
         self._q_version = -1  # and the version of the weights they are from
         self._return = np.zeros(envs)  # full scores of the games that are being played
-        if saved is not None:
+        if "counters" in about:  # those of the process whose place this one takes
+            self.counters = Counters.from_vector(ACTOR, np.array(about["counters"]))
+        elif saved is not None and saved.exact:
+            with saved.reading(self._part):
+                self.load_state_dict(saved.state(self._part))
+        elif saved is not None:
             with saved.reading(f"the answer of {ACTOR} {index}"):
                 rank_state.restore_rng(saved, ACTOR, index, self.rng)
                 self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
-        if "counters" in about:  # those of the process whose place this one takes
-            self.counters = Counters.from_vector(ACTOR, np.array(about["counters"]))
         self._restarts_before = self.counters["env_restarts"]
-        if exact is not None:
-            with exact.reading(self._part):
-                saved_state.restore(self, exact.arrays(self._part), exact.values(self._part))
 
     def work(self) -> bool:
         """Send ready batches, then make one vector step if there is room for what it yields."""
@@ -102,9 +104,30 @@ class Actor(Role):
         """Close the environments."""
         self.envs.close()
 
-    def _saved_seed(self, saved: Saved) -> int:
-        with saved.reading(self._part):
-            return int(saved.values(self._part)["env_seed"])
+    def state_dict(self) -> dict:
+        """Return all that the actor goes on from to the last bit; its environments are to be functions of seed and actions."""
+        values = {"env_seed": self.env_seed, "steps": self._steps, "q_version": self._q_version}
+        arrays = {"q": np.zeros(0) if self._q is None else self._q.copy(), "return": self._return.copy()}
+        owned = {"counters": self.counters, "intake": self.intake, "policy": self.policy, "history": self.history}
+        state = {"rng": seeds.state_dict(self.rng), **{name: owner.state_dict() for name, owner in owned.items()}}
+        return values | arrays | state
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``: the environments are made again and take every action again that they had taken."""
+        require(state, _STATE)
+        seeds.load_state_dict(self.rng, state["rng"])
+        for name, owner in {"counters": self.counters, "intake": self.intake, "policy": self.policy}.items():
+            owner.load_state_dict(state[name])
+        fill(self._return, state, "return")
+        self._steps, self._q_version, self.env_seed = state["steps"], state["q_version"], state["env_seed"]
+        self.envs.close()
+        self.envs = self._guarded_envs()
+        if state["q"].size:
+            self._q = state["q"]
+            self.history.load_state_dict(state["history"], self.envs)
+
+    def _guarded_envs(self) -> GuardedEnvs:
+        return GuardedEnvs(self._make_envs, self.config.env.max_restarts, f"{ACTOR} {self.index}")
 
     def _seed_of_attempt(self, attempt: int) -> int:
         attempt += self._life << 32
@@ -114,7 +137,7 @@ class Actor(Role):
         """Return environments, of other episodes with every attempt, and begin a history of theirs."""
         if attempt:
             self.env_seed = self._seed_of_attempt(attempt)
-        self.history = saved_state.History(self.config.actor.envs) if self.config.run.transport == "local" else None
+        self.history = EnvHistory(self.config.actor.envs) if self.config.run.transport == "local" else None
         return make_envs(self.config.env, self.config.actor.envs, self.env_seed)
 
     @property
@@ -123,11 +146,9 @@ class Actor(Role):
 
     def _write_part(self, announced: Announcement) -> int:
         """Return 0 or the error number."""
-        arrays, values = saved_state.save(self)
         part = Part(announced.partial(self.checkpoints), self._part)
         try:
-            part.arrays(arrays)
-            part.finish(values)
+            part.write(self.state_dict())
             return 0
         except OSError as error:
             return error.errno or errno.EIO

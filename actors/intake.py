@@ -16,6 +16,7 @@ from actors.n_step import NStep
 from apex.config import Config
 from apex.envs import Timestep
 from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes
+from apex.state import fill, is_count, list_of, require
 
 ZERO_FRAME = -1
 
@@ -105,6 +106,29 @@ class Intake:
     def recycle(self, row: int) -> None:
         """Take back a row that has been received."""
         self._free.append(row)
+
+    def state_dict(self) -> dict:
+        """Return all batches, whether filling, ready or on their way, and the open windows."""
+        arrays = {name: array.copy() for name, array in self._arrays().items()}
+        values = {"free": list(self._free), "ready": list(self.ready), "sequence": self._sequence}
+        return arrays | values | {"n_step": self._n_step.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on with what ``state_dict`` returned. Raises ValueError or KeyError where it is of another configuration."""
+        is_row = list_of(lambda row: is_count(row) and row < len(self._pool))
+        require(state, {"free": is_row, "ready": is_row, "sequence": is_count})
+        for name, array in self._arrays().items():
+            fill(array, state, name)
+        self._free, self.ready, self._sequence = list(state["free"]), deque(state["ready"]), state["sequence"]
+        self._n_step.load_state_dict(state["n_step"])
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "pool": self._pool, "q_taken": self._q_taken, "bootstrap": self._bootstrap,
+            "row": self._row, "count": self._count, "frames": self._frames, "pending": self._pending, "limit": self._limit,
+            "obs": self._obs, "start_obs": self._start_obs, "start_action": self._start_action, "start_q": self._start_q,
+            "start_version": self._start_version,
+        }  # fmt: skip
 
     def _push_start(self, valid: np.ndarray, action: np.ndarray, q_taken: np.ndarray, version: int) -> None:
         for starts, new in ((self._start_obs, self._obs), (self._start_action, action), (self._start_q, q_taken)):

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from apex.state import fill
+
 
 class NStep:
     """The open windows of ``num_envs`` environments: which transitions end with each step.
@@ -59,6 +61,15 @@ class NStep:
         self._length = np.where(done, 0, np.minimum(length, self._n - 1))
         discount = np.where(terminated[env], np.float32(0), self._discounts[age])
         return env, age, self._returns[age, env].astype(np.float32), discount
+
+    def state_dict(self) -> dict:
+        """Return the open windows: ``returns`` float64[n, V] and ``length`` int64[V]."""
+        return {"returns": self._returns.copy(), "length": self._length.copy()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on with the windows of ``state_dict``."""
+        fill(self._returns, state, "returns")
+        fill(self._length, state, "length")
 
     def reset(self) -> None:
         """Empty all windows."""

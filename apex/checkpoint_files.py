@@ -33,6 +33,7 @@ import numpy as np
 from apex import look
 from apex.config import ConfigError
 from apex.ports import WORDS
+from apex.state import split
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -188,6 +189,13 @@ class Part:
                 while data := old.read(_READ_BYTES):
                     file.write(data)
         self.files[source.name] = size, digest
+
+    def write(self, state: dict) -> None:
+        """Write a state (see :mod:`apex.state`), its arrays and its plain values, and with that finish the part."""
+        values, arrays = split(state)
+        if arrays:
+            self.arrays(arrays)
+        self.finish(values)
 
     def finish(self, values: dict) -> None:
         """Write ``<name>.json``: the part's own values (plain numbers, text, lists) and its files."""

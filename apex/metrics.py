@@ -101,6 +101,16 @@ class Counters:
         """Return a fresh float64[len(REPORT_FIELDS[role])]: the report."""
         return np.fromiter(self._values.values(), np.float64, len(self._values))
 
+    def state_dict(self) -> dict[str, float]:
+        """Return name -> value."""
+        return dict(self._values)
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from ``state_dict``. Raises KeyError for a missing name, TypeError or ValueError for a value that cannot be."""
+        values = {name: float(state[name]) for name in self._values}
+        _check_values(self.role, np.array(list(values.values())))
+        self._values = values
+
     @classmethod
     def from_vector(cls, role: str, vector: ArrayLike) -> Counters:
         """Return the counters a report holds; anything after the role's own fields is padding.

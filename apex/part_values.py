@@ -64,17 +64,13 @@ _OF_REPLAY: dict[str, Check] = {
     "slots": lambda value: _is_count(value) and value > 0, "strata": lambda value: type(value) is int and 0 <= value < 2**64,
     "limiter": _list_of(_is_count, 2), "counters": _list_of(_is_number),
 }  # fmt: skip
-_OF_ACTOR: dict[str, Check] = {
-    **dict.fromkeys(("env_seed", "sequence", "steps"), _is_count), **dict.fromkeys(("free", "ready"), _list_of(_is_count)),
-    **dict.fromkeys(("q_version", "param_version", "learner_steps"), _is_word), "asked": lambda value: value is None or _is_word(value),
-}  # fmt: skip
 _OF_RING: dict[str, Check] = {"segments": _table_of(_is_file)}
 _ARRAYS = {"mass": "f", "generation": "i", "count": "i", "segment": "i", "row": "i"}
 
 
 def fault(role: str, values: Any, has_ring: bool) -> str | None:
     """Return the name of the first value of a part of ``role`` that is missing or of another kind, or None."""
-    checks = {LEARNER: _OF_LEARNER, REPLAY: _OF_REPLAY | (_OF_RING if has_ring else {}), ACTOR: _OF_ACTOR}.get(role, {})
+    checks = {LEARNER: _OF_LEARNER, REPLAY: _OF_REPLAY | (_OF_RING if has_ring else {})}.get(role, {})
     if not isinstance(values, dict):
         return "values"
     return next((name for name, is_right in checks.items() if name not in values or not is_right(values[name])), None)

@@ -9,6 +9,11 @@ from apex import algorithms, weights
 from apex.config import Config
 from apex.ports import WeightsPort
 from apex.schema import EnvSpec, aligned_bytes, weight_header, weight_layout
+from apex.state import fill, is_word, require
+
+_STATE = {
+    "param_version": is_word, "learner_steps": is_word, "asked": lambda value: value is None or is_word(value),
+}  # fmt: skip
 
 
 class Policy:
@@ -40,14 +45,20 @@ class Policy:
         self.param_version, self.learner_steps = weight_header(self._message)
         return True
 
-    def restore(self, message: np.ndarray, param_version: int, learner_steps: int, asked: int | None) -> None:
-        """Go on with the weights of a message (uint8) that was received before, and ask again for what was asked for."""
-        self._message[:] = message
-        if param_version >= 0:
+    def state_dict(self) -> dict:
+        """Return the weights in use, as the message uint8[nbytes] that they came in, and what has been asked for."""
+        versions = {"param_version": self.param_version, "learner_steps": self.learner_steps}
+        return versions | {"message": self._message.copy(), "asked": self.asked}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on with the weights of ``state_dict``, and ask again for what had been asked for."""
+        require(state, _STATE)
+        fill(self._message, state, "message")
+        if state["param_version"] >= 0:
             weights.unflatten(self.network, self._vector)
-        self.param_version, self.learner_steps = param_version, learner_steps
-        if asked is not None:
-            self.request(asked)
+        self.param_version, self.learner_steps = state["param_version"], state["learner_steps"]
+        if state["asked"] is not None:
+            self.request(state["asked"])
 
     def q_values(self, obs: np.ndarray) -> np.ndarray:
         """Return Q-values float32[B, num_actions] of observations [B, stack, *frame_shape]."""

@@ -15,6 +15,7 @@ from apex import checkpoint_files, look, part_values
 from apex.checkpoint_files import Damaged
 from apex.config import Config, ConfigError, EnvConfig, fields, to_tables
 from apex.say import warn
+from apex.state import join
 
 # What is stored (networks, transitions, masses) was made with these, and cannot go on with others.
 _FIXED = {
@@ -72,6 +73,10 @@ class Saved:
                 return {key: file[key] for key in file.files}
         except Exception as error:
             raise Damaged(f"checkpoint {self.folder}: {name}.npz cannot be read: {type(error).__name__}") from None
+
+    def state(self, name: str) -> dict:
+        """Return the state that a part holds, arrays included."""
+        return join(self.values(name), self.arrays(name) if f"{name}.npz" in self.manifest["files"] else {})
 
     def ring(self, index: int) -> tuple[dict, dict[str, np.ndarray]]:
         """Return values and arrays of a replay rank, which fit each other."""

@@ -20,6 +20,19 @@ def integer(seed: int, stream: str, index: int = 0, attempt: int = 0) -> int:
     return int(_sequence(seed, stream, index, attempt).generate_state(1)[0] >> 1)
 
 
+def state_dict(rng: np.random.Generator) -> dict:
+    """Return the state of a generator of this module as plain numbers."""
+    state = rng.bit_generator.state
+    return {**state["state"], "has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
+
+
+def load_state_dict(rng: np.random.Generator, state: dict) -> None:
+    """Bring a generator of this module to what ``state_dict`` returned. Raises as NumPy does where that is no state."""
+    inner = {"state": state["state"], "inc": state["inc"]}
+    rest = {"has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
+    rng.bit_generator.state = rng.bit_generator.state | {"state": inner} | rest
+
+
 def state_words(rng: np.random.Generator) -> np.ndarray:
     """Return the state of a generator of this module, int64[WORDS], of which some are not 0."""
     state = rng.bit_generator.state

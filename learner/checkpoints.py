@@ -24,7 +24,7 @@ from apex.config import Config, to_tables
 from apex.look import Unreadable
 from apex.ports import LearnerPort
 from apex.say import warn
-from apex.topology import LEARNER, REPLAY, Topology
+from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 
 _MAX_ERRNO = 4095  # as the kernel has it
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
@@ -86,6 +86,8 @@ class _Writing:
         about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
         about |= {"learner_pause_ms": round(1e3 * self.pause_s, 1), "seconds": round(time.monotonic() - self.started, 3)}
         parts = [LEARNER, *(f"{REPLAY}-{index}" for index in range(self.topology.replay_ranks))]
+        if self.config.run.transport == "local":  # else actors write no file
+            parts += [f"{ACTOR}-{index}" for index in range(self.topology.num_actors)]
         checkpoint_files.seal(self.partial, self.checkpoints / self.announced.name, about, parts)
         with contextlib.suppress(OSError, Unreadable):  # what is not removed now is removed after the next
             checkpoint_files.prune(self.checkpoints, self.config.run.keep_checkpoints)

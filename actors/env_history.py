@@ -1,0 +1,38 @@
+"""What environments have done since they were made, so that others can be brought to where they are.
+
+Environments cannot be asked for their state. But those that are seeded as before, and take every action again that
+was taken, come to the same state. Only runs in one process do so; over MPI and ZeroMQ environments begin new episodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apex.envs import GuardedEnvs
+
+
+class EnvHistory:
+    """The actions of every step of ``num_envs`` environments since they were reset."""
+
+    def __init__(self, num_envs: int):
+        self._num_envs = num_envs
+        self._steps: list[np.ndarray] = []
+
+    def add(self, action: np.ndarray) -> None:
+        """Note one vector step, int64[V]."""
+        self._steps.append(action.astype(np.int32))
+
+    def state_dict(self) -> dict:
+        """Return ``actions`` int32[steps, V]."""
+        return {"actions": np.array(self._steps, np.int32).reshape(-1, self._num_envs)}
+
+    def load_state_dict(self, state: dict, envs: GuardedEnvs) -> None:
+        """Reset ``envs`` and bring them to where they were after these actions. Raises RuntimeError where they fail on the way."""
+        restarts = envs.restarts
+        envs.reset()
+        for action in state["actions"]:
+            envs.step(action)
+            self.add(action)
+        if envs.restarts > restarts:
+            why = "the environments failed while they repeated what they had done"
+            raise RuntimeError(f"{why}; resume over mpi or zmq, with new episodes")
