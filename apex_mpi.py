@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from importlib.machinery import PathFinder
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ("actors", "apex", "configs", "launch", "learner", "native", "replay_rank")
@@ -19,7 +21,9 @@ class Finder:
     """Finds our packages beside this file, and no other module: what else is in that folder keeps its place on the path."""
 
     @staticmethod
-    def find_spec(name: str, path=None, target=None):
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Return the spec of a package of ours, or None (see ``importlib.abc.MetaPathFinder``)."""
         return PathFinder.find_spec(name, [str(ROOT)]) if path is None and name in PACKAGES else None
 

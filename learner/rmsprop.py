@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch.optim.optimizer import Optimizer
 
@@ -26,11 +28,11 @@ class CentredRMSprop(Optimizer):
     together. Gradients are dense; a parameter without one is left alone.
     """
 
-    def __init__(self, params, lr: float, decay: float, eps: float):
+    def __init__(self, params: Iterable[torch.Tensor], lr: float, decay: float, eps: float):
         super().__init__(params, {"lr": lr, "decay": decay, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # without overloads
         """Update every parameter that has a gradient; return what ``closure`` returns."""
         loss = None
         if closure is not None:

@@ -215,7 +215,7 @@ class Before:
 
 
 def _optimizer(network: nn.Module, config: LearnerConfig) -> torch.optim.Optimizer:
-    options = {"lr": config.learning_rate, "eps": config.optimizer_eps}
+    lr, eps = config.learning_rate, config.optimizer_eps
     if config.optimizer == "adam":
-        return torch.optim.Adam(network.parameters(), **options, fused=True)
-    return CentredRMSprop(network.parameters(), **options, decay=config.rmsprop_decay)
+        return torch.optim.Adam(network.parameters(), lr=lr, eps=eps, fused=True)
+    return CentredRMSprop(network.parameters(), lr=lr, eps=eps, decay=config.rmsprop_decay)

@@ -5,6 +5,8 @@ An array that C can read as it is goes straight there; any other is first conver
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import numpy as np
 
 import native
@@ -32,7 +34,7 @@ class NativeIndex(PriorityIndex):
     kind: int
     bad_part: str  # what a bad number of `check` counts and what is wrong there; {0} is the number
 
-    def __init__(self, capacity: int, portable: bool = False, **options):
+    def __init__(self, capacity: int, portable: bool = False, **options: Any):
         super().__init__(capacity, **options)
         try:
             self._tree = native.Tree(self.kind, self.capacity, self.alpha, portable)
@@ -40,7 +42,7 @@ class NativeIndex(PriorityIndex):
             raise MemoryError(f"no memory for a priority index of capacity {self.capacity}") from None
         self.backend = self._tree.backend
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} owns memory outside Python; it cannot be copied or pickled")
 
     @property
@@ -52,7 +54,7 @@ class NativeIndex(PriorityIndex):
         return self._tree.minimum
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]  # read only: it grows with a tree of ranks
         return self._tree.nbytes
 
     def set(self, slots: np.ndarray, mass: np.ndarray) -> tuple[float, float]:

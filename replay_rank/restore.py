@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from apex import look
@@ -11,8 +13,6 @@ from apex.schema import intake_nbytes
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay
 from replay_rank.segments import Located, Segments, read_rows
-
-_COUNTS = ("inserted", "sampled", "stale_updates")
 
 
 def live_places(count: np.ndarray, landing: int) -> np.ndarray:
@@ -25,7 +25,7 @@ def snapshot(replay: Replay, limiter: RateLimiter) -> tuple[np.ndarray, dict, di
     """Return the live places, oldest first, and copies of what else makes a replay rank: arrays and plain values."""
     live = live_places(replay.count, replay.landing_place)
     arrays = {"mass": replay.index.save(), "generation": replay.generation.copy(), "count": replay.count.copy()}
-    values = {name: int(getattr(replay, name)) for name in _COUNTS}
+    values: dict[str, Any] = {"inserted": replay.inserted, "sampled": replay.sampled, "stale_updates": replay.stale_updates}
     values |= {"landing": replay.landing_place, "places": len(live), "strata": int(replay.strata.state[0])}
     values |= {"limiter": [int(limiter.inserted), int(limiter.sampled)], "rule": replay.index.rule}
     values |= {"slots": replay.slots, "generation": int(replay.generation.max())}
@@ -46,8 +46,9 @@ class Restore:
             self._restore(replay, limiter, segments)
 
     def _restore(self, replay: Replay, limiter: RateLimiter, segments: Segments) -> None:
-        for name in _COUNTS:
-            setattr(replay, name, self._share([old[name] for old in self.old]))
+        replay.inserted = self._share([old["inserted"] for old in self.old])
+        replay.sampled = self._share([old["sampled"] for old in self.old])
+        replay.stale_updates = self._share([old["stale_updates"] for old in self.old])
         if self.index < len(self.old):
             replay.strata.state[0] = self.old[self.index]["strata"]
         if not self.saved.has_replay:
@@ -136,7 +137,7 @@ class Restore:
 def _check_batches(replay: Replay, saved: Saved) -> None:
     """What is gathered from the ring points into it; so what came from a file is checked as what comes from an actor is."""
     store = replay.store
-    for place in np.flatnonzero(replay.count):
+    for place in np.flatnonzero(replay.count).tolist():
         nbytes = intake_nbytes(store.layout, store.spec, int(store.views["header"][place, 1]))
         try:
             count = store.check_batch(place, nbytes)

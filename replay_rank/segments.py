@@ -9,6 +9,7 @@ nothing is copied but 8 bytes of mass a slot. Until a place is written nothing m
 from __future__ import annotations
 
 import errno
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -117,7 +118,9 @@ class Segments:
         located.generation[~kept], located.segment[~kept] = 0, _NOWHERE
         located.files = {segment: file for segment, file in located.files.items() if segment in needed}
 
-    def _write(self, announced: Announcement, located: Located, new: np.ndarray, generation, arrays: dict, values: dict) -> None:
+    def _write(
+        self, announced: Announcement, located: Located, new: np.ndarray, generation: np.ndarray, arrays: dict, values: dict
+    ) -> None:
         folder = announced.partial(self.checkpoints)
         try:
             small = sum(array.nbytes for array in arrays.values()) + 32 * len(self.buffer)
@@ -137,9 +140,12 @@ class Segments:
             self._unwritten[:] = False
 
     def _adopt(self, part: Part, located: Located) -> None:
+        folder = located.folder
+        if folder is None:  # nothing is on disk yet
+            return
         try:
             for file, size, digest in located.files.values():
-                part.adopt(located.folder / file, size, digest)
+                part.adopt(folder / file, size, digest)
         except OSError:
             self.located = Located(len(self.buffer))  # this one is lost; the next depends on no old file
             raise
@@ -155,7 +161,7 @@ class Segments:
                 for piece in _slices(places, max(1, _SLICE_BYTES // nbytes)):
                     if self._abandoned:
                         raise OSError(errno.ECANCELED, "the run is ending")
-                    file.write(self.buffer[piece])
+                    file.write(self.buffer[piece].data)
                     self._unwritten[piece] = False
             located.segment[places], located.row[places] = segment, np.arange(len(places))
             located.generation[places] = generation[places]
@@ -183,8 +189,8 @@ def read_rows(folder: Path, segments: dict, segment: np.ndarray, row: np.ndarray
                 _read_all(file, into[int(places[run[0]]) : int(places[run[-1]]) + 1])
 
 
-def _read_all(file, rows: np.ndarray) -> None:
-    view = memoryview(rows).cast("B")
+def _read_all(file: io.FileIO, rows: np.ndarray) -> None:
+    view = rows.data.cast("B")
     done = 0
     while done < len(view):
         count = file.readinto(view[done:])

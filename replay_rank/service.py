@@ -24,6 +24,7 @@ from replay_rank.replay import Replay, ring_places
 from replay_rank.restore import Restore, snapshot
 from replay_rank.segments import Segments
 
+Event = IntakeEvent | SampleRequestEvent | PriorityEvent
 # A sample batch takes as long to gather as dozens of intake batches take to insert: with one for one, a learner that
 # is always waiting would hold the actors up.
 _EVENTS_PER_ANSWER = 16
@@ -37,7 +38,7 @@ class ReplayService(Role):
 
     port: ReplayPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: ReplayPort, index: int, checkpoints=Path(), saved: Saved | None = None):
+    def __init__(self, config: Config, spec: EnvSpec, port: ReplayPort, index: int, checkpoints: Path = Path(), saved: Saved | None = None):
         super().__init__(REPLAY, port, config.run.log_period_s)
         self.name, self.checkpoints, self._keeps_ring = f"{REPLAY}-{index}", checkpoints, config.replay.checkpoint
         self._at_once = config.run.transport == "local"  # where each rank's turn waits for the others' anyhow
@@ -117,9 +118,10 @@ class ReplayService(Role):
             self._open_requests = saved.values(self.name)["open_requests"]
 
     def _answer_announcement(self) -> None:
-        error = None if self._announced is None else self.segments.poll()
-        if error is not None:
-            self.port.answer(Reply(self._announced.number, error, np.zeros(0, np.int64)).words())
+        announced = self._announced
+        error = None if announced is None else self.segments.poll()
+        if announced is not None and error is not None:
+            self.port.answer(Reply(announced.number, error, np.zeros(0, np.int64)).words())
             self._announced = None
 
     def _write_values(self, announced: Announcement, values: dict) -> int:
@@ -130,14 +132,14 @@ class ReplayService(Role):
         except OSError as error:
             return error.errno or errno.EIO
 
-    def _handle(self, event) -> bool:
+    def _handle(self, event: Event | None) -> bool:
         try:
             self._take(event)
         except ValueError as refusal:  # nothing has changed
             self.port.refuse(str(refusal))
         return event is not None
 
-    def _take(self, event) -> None:
+    def _take(self, event: Event | None) -> None:
         match event:
             case IntakeEvent(nbytes):
                 self.limiter.count(inserted=self.replay.insert(nbytes))

@@ -139,7 +139,7 @@ class TensorIndex(PriorityIndex):
         # NumPy calls an array of one row contiguous whatever its stride is; torch refuses a negative one.
         return torch.from_numpy(array if array.size > 1 else array.copy()).to(self._device)
 
-    def _zeros(self, shape, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    def _zeros(self, shape: tuple[int, ...] | int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """Zeros on the device. Raises MemoryError when there is no memory for them."""
         try:
             return torch.zeros(shape, dtype=dtype, device=self._device)

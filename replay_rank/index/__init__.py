@@ -9,8 +9,11 @@ import importlib
 import itertools
 import operator
 import pkgutil
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from apex.config import nearest
 from replay_rank.strata import Strata
@@ -51,7 +54,7 @@ class PriorityIndex(abc.ABC):
 
     name: str
     rule = "proportional"
-    leaf_dtype = MASS_DTYPE
+    leaf_dtype: np.dtype = MASS_DTYPE
     on_any_device = False  # whether `device` may be other than "cpu"
     capacity: int
     backend: str
@@ -153,7 +156,7 @@ class PriorityIndex(abc.ABC):
         """Verify every node of the structure; AssertionError names a bad one."""
 
 
-def make_index(name: str, capacity: int, **options) -> PriorityIndex:
+def make_index(name: str, capacity: int, **options: Any) -> PriorityIndex:
     """A new, empty index of the implementation called `name`; options as in `PriorityIndex()`.
 
     Raises ValueError for an unknown name or a bad capacity or option, ImportError when the
@@ -170,7 +173,7 @@ def index_class(name: str) -> type[PriorityIndex]:
     return importlib.import_module(f"{__name__}.{name}").Index
 
 
-def as_slots(slots) -> np.ndarray:
+def as_slots(slots: ArrayLike) -> np.ndarray:
     """`slots` as an aligned, contiguous, writable int64[k]; itself when it is one already.
 
     Raises ValueError unless one-dimensional, TypeError unless of integers that all fit int64.
@@ -178,7 +181,7 @@ def as_slots(slots) -> np.ndarray:
     return _as_row(slots, SLOT_DTYPE, "slots", "iu")
 
 
-def as_floats(values, name: str) -> np.ndarray:
+def as_floats(values: ArrayLike, name: str) -> np.ndarray:
     """`values` as an aligned, contiguous, writable float64[k]; itself when it is one already.
 
     Raises ValueError unless one-dimensional, TypeError unless of real numbers; both say `name`.
@@ -186,12 +189,12 @@ def as_floats(values, name: str) -> np.ndarray:
     return _as_row(values, MASS_DTYPE, name, "fiu")
 
 
-def as_update(slots, mass) -> tuple[np.ndarray, np.ndarray]:
+def as_update(slots: ArrayLike, mass: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """The arguments of `set` as int64[k] and float64[k]; ValueError when their lengths differ."""
-    slots, mass = as_slots(slots), as_floats(mass, "mass")
-    if slots.size != mass.size:
-        raise ValueError(f"slots and mass must be of one length, got {slots.size} and {mass.size}")
-    return slots, mass
+    rows, masses = as_slots(slots), as_floats(mass, "mass")
+    if rows.size != masses.size:
+        raise ValueError(f"slots and mass must be of one length, got {rows.size} and {masses.size}")
+    return rows, masses
 
 
 def check_range(index: PriorityIndex, first: int, k: int) -> None:
@@ -212,25 +215,25 @@ def check_draw(index: PriorityIndex, strata: Strata, k: int, out: Drawn | None =
         raise bad_target(index, (), 0)
 
 
-def bad_update(index: PriorityIndex, slots, mass, row: int) -> ValueError:
+def bad_update(index: PriorityIndex, slots: np.ndarray, mass: np.ndarray, row: int) -> ValueError:
     """The error for `row` of an update that `index` must refuse."""
     if not 0 <= slots[row] < index.capacity:
         return bad_slot(index, slots, row)
     return bad_mass(index, mass, slots[row], row)
 
 
-def bad_mass(index: PriorityIndex, mass, slot: int, row: int) -> ValueError:
+def bad_mass(index: PriorityIndex, mass: np.ndarray, slot: int, row: int) -> ValueError:
     """The error for the mass in `row`, meant for `slot`, that `index` must refuse."""
     limit = "" if index.leaf_dtype == MASS_DTYPE else f" and <= {np.finfo(index.leaf_dtype).max:.9g}"
     return ValueError(f"row {row}: mass {mass[row]} for slot {slot} is refused; a mass must be finite and >= 0{limit}")
 
 
-def bad_slot(index: PriorityIndex, slots, row: int) -> ValueError:
+def bad_slot(index: PriorityIndex, slots: np.ndarray, row: int) -> ValueError:
     """The error for `row` of slots that `index` must refuse."""
     return ValueError(f"row {row}: slot {slots[row]} is out of range; a slot must be >= 0 and < {index.capacity}")
 
 
-def bad_target(index: PriorityIndex, targets, row: int) -> ValueError:
+def bad_target(index: PriorityIndex, targets: Sequence[float] | np.ndarray, row: int) -> ValueError:
     """The error for `row` of targets that `index` must refuse."""
     if index.total == 0.0:
         return ValueError("the index is empty: no slot has a mass above 0, so none can be drawn")
@@ -242,8 +245,10 @@ def _check_out(strata: Strata, k: int, out: Drawn) -> None:
         raise ValueError(f"draws are written into three arrays, got {len(out)}")
     names = "slots", "mass", "probability"
     for name, array, dtype in zip(names, out, (SLOT_DTYPE, MASS_DTYPE, MASS_DTYPE), strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype != dtype:
-            raise TypeError(f"{name} of draws must be an array of {dtype}, got {getattr(array, 'dtype', type(array).__name__)}")
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} of draws must be an array of {dtype}, got {type(array).__name__}")
+        if array.dtype != dtype:
+            raise TypeError(f"{name} of draws must be an array of {dtype}, got {array.dtype}")
         if array.shape != (k,):
             raise ValueError(f"{name} of {k} draws must be of length {k}, got shape {array.shape}")
         if not array.flags.carray:
@@ -253,7 +258,7 @@ def _check_out(strata: Strata, k: int, out: Drawn) -> None:
             raise ValueError("arrays for draws must not share memory")
 
 
-def _as_row(values, dtype: np.dtype, name: str, kinds: str) -> np.ndarray:
+def _as_row(values: ArrayLike, dtype: np.dtype, name: str, kinds: str) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")

@@ -6,6 +6,7 @@ that is depends on the machine, so it is measured on it, once for each size of t
 """
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class BinaryTree(NativeIndex):
     bad_part = "node {0} is not the sum and minimum of its children, or no leaf"
     bytes_per_slot = 64.0  # 32 at a power of two, twice that just above it
 
-    def __init__(self, capacity: int, **options):
+    def __init__(self, capacity: int, **options: Any):
         accelerator.settle()
         super().__init__(capacity, **options)
         self.crossovers = _crossovers(self._tree, self.capacity)
@@ -60,7 +61,7 @@ def _crossovers(tree: native.Tree, capacity: int) -> tuple[int, int]:
     levels = (capacity - 1).bit_length()
     if levels not in _measured:
         slots = np.random.default_rng(0).integers(0, capacity, max(2**levels // 2, 1))
-        _measured[levels] = tuple(_crossover(tree, slots, form) for form in ("element", "levels"))
+        _measured[levels] = _crossover(tree, slots, "element"), _crossover(tree, slots, "levels")
     return _measured[levels]
 
 

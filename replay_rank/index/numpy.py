@@ -1,5 +1,7 @@
 """The priority index "numpy": the readable oracle of the C tree, equal to it to the last bit."""
 
+from typing import Any
+
 import numpy as np
 
 from replay_rank.index import (
@@ -25,7 +27,7 @@ class NumpyTree(PriorityIndex):
     name = backend = "numpy"
     bytes_per_slot = 64.0
 
-    def __init__(self, capacity: int, **options):
+    def __init__(self, capacity: int, **options: Any):
         super().__init__(capacity, **options)
         self._depth = (self.capacity - 1).bit_length()
         self._width = 1 << self._depth

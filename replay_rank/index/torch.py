@@ -75,7 +75,7 @@ class TorchTree(TensorIndex):
             self._sum[level + 1].view(-1)[written] = sums
             self._min[level + 1].view(-1)[written] = minima
 
-    def _of_rows(self, level: int, rows) -> tuple[torch.Tensor, torch.Tensor]:
+    def _of_rows(self, level: int, rows: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
         """The sums and minima (float64[n]) that rows of a level must have: the only place that adds."""
         sums = self._sum[level][rows]
         minima = self._min[level][rows] if level else sums.masked_fill(sums == 0.0, torch.inf)

@@ -100,7 +100,7 @@ class Gate:
         write = NewFile.write
 
         def wait_and_write(file, data):
-            if not self.open and isinstance(data, np.ndarray):
+            if not self.open and isinstance(data, memoryview):
                 self.slices.acquire()
             return write(file, data)
 
