@@ -10,9 +10,10 @@ import numpy as np
 from actors.env_history import EnvHistory
 from actors.exploration import actor_epsilons, epsilon_greedy
 from actors.intake import Intake
-from apex import algorithms, rank_state, seeds
-from apex.checkpoint_files import Announcement, Part, Reply
+from apex import algorithms, seeds
+from apex.checkpoint_files import Part
 from apex.config import Config
+from apex.control import CheckpointAck, CheckpointRequest, EpsilonAssignment
 from apex.envs import GuardedEnvs, Timestep, VectorEnv, make_envs
 from apex.metrics import Counters
 from apex.policy import Policy
@@ -63,8 +64,10 @@ class Actor(Role):
                 self.load_state_dict(saved.state(self._part))
         elif saved is not None:
             with saved.reading(f"the answer of {ACTOR} {index}"):
-                rank_state.restore_rng(saved, ACTOR, index, self.rng)
-                self.counters = Counters.from_vector(ACTOR, rank_state.counters(saved, ACTOR, index, num_actors))
+                self.counters.load_state_dict(saved.counters(ACTOR, index, num_actors))
+                rng = saved.answers(ACTOR).get(index, {}).get("rng")  # one that did not exist, or reply, keeps that of its seed
+                if rng is not None:
+                    seeds.load_state_dict(self.rng, rng)
         self._restarts_before = self.counters["env_restarts"]
 
     def work(self) -> bool:
@@ -79,20 +82,20 @@ class Actor(Role):
         self._step()
         return True
 
-    def heed(self, announced: Announcement) -> None:
-        """Answer with random state and counters; in one process write down everything."""
-        error = 0 if self.history is None else self._write_part(announced)
-        words = rank_state.reply(announced, self.counters, self.rng)
-        self.port.answer(Reply.of(words)._replace(error=error).words())
+    def on_checkpoint(self, request: CheckpointRequest) -> None:
+        """Reply with random state and counters; in one process write down everything."""
+        error = 0 if self.history is None else self._write_part(request)
+        state = {"counters": self.counters.state_dict(), "rng": seeds.state_dict(self.rng)}
+        self.port.answer(CheckpointAck(request.number, error, state).words(ACTOR))
 
-    def hear(self, words: np.ndarray) -> None:
+    def on_control(self, words: np.ndarray) -> None:
         """Also take a new place on the epsilon ladder."""
-        rung = rank_state.Rung.of(words)
-        if rung is None:
-            super().hear(words)
+        assigned = EpsilonAssignment.of(words)
+        if assigned is None:
+            super().on_control(words)
         else:
-            self.epsilons = actor_epsilons(self.config.actor, *rung)
-            self.port.answer(rung.answer())
+            self.epsilons = actor_epsilons(self.config.actor, *assigned)
+            self.port.answer(assigned.ack())
 
     def waiting_for(self) -> str:
         """Say what the actor waits for."""
@@ -118,6 +121,7 @@ class Actor(Role):
         seeds.load_state_dict(self.rng, state["rng"])
         for name, owner in {"counters": self.counters, "intake": self.intake, "policy": self.policy}.items():
             owner.load_state_dict(state[name])
+        self._restarts_before = self.counters["env_restarts"]
         fill(self._return, state, "return")
         self._steps, self._q_version, self.env_seed = state["steps"], state["q_version"], state["env_seed"]
         self.envs.close()
@@ -144,9 +148,9 @@ class Actor(Role):
     def _part(self) -> str:
         return f"{ACTOR}-{self.index}"
 
-    def _write_part(self, announced: Announcement) -> int:
+    def _write_part(self, request: CheckpointRequest) -> int:
         """Return 0 or the error number."""
-        part = Part(announced.partial(self.checkpoints), self._part)
+        part = Part(request.partial(self.checkpoints), self._part)
         try:
             part.write(self.state_dict())
             return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import numpy as np
 
+from actors.best_weights import BestWeights
 from actors.exploration import epsilon_greedy
-from apex import rank_state
-from apex.checkpoint_files import Announcement
 from apex.config import Config
+from apex.control import CheckpointAck, CheckpointRequest
 from apex.envs import GuardedEnvs, VectorEnv, make_envs
 from apex.metrics import Counters
 from apex.policy import Policy
@@ -16,7 +19,10 @@ from apex.role import Role
 from apex.saved import Saved
 from apex.say import warn
 from apex.schema import EnvSpec
+from apex.state import is_number, is_word, require
 from apex.topology import EVALUATOR
+
+_STATE = {"next_steps": is_word, "best_return": is_number}
 
 
 class Episodes:
@@ -67,12 +73,13 @@ class Episodes:
 class Evaluator(Role):
     """Evaluates weights at least ``evaluator.period`` learner steps apart, as long as the run lasts.
 
-    An evaluation that a checkpoint has interrupted is made again, with the newest weights.
+    The best are kept in the folder ``checkpoints``, before the learner is told of their return. An evaluation that a
+    checkpoint has interrupted is made again, with the newest weights.
     """
 
     port: WeightsPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort, saved: Saved | None = None):
+    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort, checkpoints: Path, saved: Saved | None = None):
         super().__init__(EVALUATOR, port, config.run.log_period_s)
         self.config = config.evaluator
         self.policy = Policy(config, spec, port)
@@ -85,14 +92,15 @@ class Evaluator(Role):
         self._episodes: Episodes | None = None
         self._unreported = False
         self._told_alike = False
+        self.best = BestWeights(checkpoints)
+        self._next_steps = 0  # learner steps of the next weights that are evaluated, or more
         if port.about is not None:  # the counters of the process whose place this one takes
             self.counters = Counters.from_vector(EVALUATOR, np.array(port.about["counters"]))
-        self._from_steps = 0  # learner steps of the next weights that are evaluated, or more
-        if saved is not None:
-            with saved.reading(f"the answer of {EVALUATOR}"):
-                self.counters = Counters.from_vector(EVALUATOR, rank_state.counters(saved, EVALUATOR, 0, 1))
-                self._from_steps = next(iter(rank_state.own(saved, EVALUATOR, 0)), 0)
         self._restarts_before = self.counters["env_restarts"]
+        if saved is not None and port.about is None:
+            with saved.reading(f"the answer of {EVALUATOR}"):
+                state = saved.answers(EVALUATOR).get(0, {})
+                self.load_state_dict({"next_steps": 0, "best_return": -math.inf, **state, "counters": saved.counters(EVALUATOR, 0, 1)})
 
     def work(self) -> bool:
         """Make one vector step of the running evaluation, or report it, or ask for the next weights."""
@@ -103,15 +111,26 @@ class Evaluator(Role):
             self._step()
             return True
         if not self.policy.refresh():
-            self.policy.request(self._from_steps)
+            self.policy.request(self._next_steps)
             return False
         self._begin()
         return True
 
-    def heed(self, announced: Announcement) -> None:
-        """Answer with the counters and what is to be evaluated next."""
+    def on_checkpoint(self, request: CheckpointRequest) -> None:
+        """Reply with the counters, the best return, and what is to be evaluated next."""
         self.update_counters()
-        self.port.answer(rank_state.reply(announced, self.counters, own=[self._from_steps]))
+        self.port.answer(CheckpointAck(request.number, 0, self.state_dict()).words(EVALUATOR))
+
+    def state_dict(self) -> dict:
+        """Return what the evaluator goes on from."""
+        return {"counters": self.counters.state_dict(), "next_steps": self._next_steps, "best_return": self.best.eval_return}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``."""
+        require(state, _STATE)
+        self.counters.load_state_dict(state["counters"])
+        self.best.load_state_dict(state["best_return"])
+        self._next_steps, self._restarts_before = state["next_steps"], self.counters["env_restarts"]
 
     def waiting_for(self) -> str | None:
         """Say what the evaluator waits for; between two evaluations it may wait for long."""
@@ -143,13 +162,15 @@ class Evaluator(Role):
         if not self._episodes.done:
             return
         self._complain()
+        eval_return = float(self._episodes.returns.mean())
+        self.best.offer(self.policy, eval_return)
         self.counters.add("evaluations", 1)
-        self.counters.set("eval_return", float(self._episodes.returns.mean()))
+        self.counters.set("eval_return", eval_return)
         self.counters.set("eval_episodes", len(self._episodes.returns))
         self.counters.set("eval_version", self.policy.param_version)
         self._tell_if_alike()
         self._episodes, self._unreported = None, True
-        self._from_steps = self.policy.learner_steps + self.config.period
+        self._next_steps = self.policy.learner_steps + self.config.period
 
     def _tell_if_alike(self) -> None:
         """Warn once that an evaluation was one episode, played many times."""

@@ -24,21 +24,20 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from apex import look
 from apex.config import ConfigError
-from apex.ports import WORDS
 from apex.state import split
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 ROOM_LEFT_BYTES = 16 << 20  # a disk is not filled to the last byte: the log goes on
 PARTS_SEEN_S = 5.0  # a network file system may show what another host has written a moment later
@@ -49,74 +48,6 @@ _NONE = -1  # no descriptor
 
 class Damaged(ConfigError):
     """A checkpoint that cannot be used; the message names it and says what is wrong, in one line."""
-
-
-class Announcement(NamedTuple):
-    """What the learner tells every rank: checkpoint ``number`` of this run's process, at ``learner_steps``, is to be written.
-
-    ``base`` is the number of the newest one that is whole, on which it builds; 0 is the one resumed from.
-    """
-
-    number: int
-    learner_steps: int
-    base: int
-
-    def words(self) -> np.ndarray:
-        """Return the announcement as a transport carries it, int64[WORDS]."""
-        return _words(self)
-
-    @classmethod
-    def of(cls, words: np.ndarray) -> Announcement:
-        """Return the announcement that ``words`` carry; raises ValueError where they carry none."""
-        announced = cls(*words[:3].tolist())
-        if not 0 <= announced.base < announced.number or announced.learner_steps < 0 or words[3:].any():
-            raise ValueError(f"an announcement of checkpoint {announced.number} at step {announced.learner_steps} on {announced.base}")
-        return announced
-
-    def partial(self, checkpoints: Path) -> Path:
-        """Return the folder that it is written into."""
-        return checkpoints / f".{self.name}-{self.number}.partial"
-
-    @property
-    def name(self) -> str:
-        """Return the name of the folder when it is whole."""
-        return f"step-{self.learner_steps:09d}"
-
-
-_LAST_WORD = -2  # in place of a checkpoint's number
-
-
-def last_word() -> np.ndarray:
-    """Return what the learner tells a replay rank at the end, when all actors are through: nothing new will come."""
-    return _words([_LAST_WORD])
-
-
-def is_last_word(words: np.ndarray) -> bool:
-    """Whether an announcement is the ``last_word``."""
-    return words[0] == _LAST_WORD and not words[1:].any()
-
-
-class Reply(NamedTuple):
-    """What a rank answers: the number, 0 or the error number of what went wrong, and words of its own."""
-
-    number: int
-    error: int
-    rest: np.ndarray
-
-    @classmethod
-    def of(cls, words: np.ndarray) -> Reply:
-        """Return the reply that ``words`` carry."""
-        return cls(int(words[0]), int(words[1]), words[2:])
-
-    def words(self) -> np.ndarray:
-        """Return the reply as a transport carries it, int64[WORDS]."""
-        return _words([self.number, self.error, *self.rest])
-
-
-def _words(values: Sequence[int]) -> np.ndarray:
-    words = np.zeros(WORDS, np.int64)
-    words[: len(values)] = values
-    return words
 
 
 class NewFile(io.RawIOBase):

@@ -11,7 +11,7 @@ import numpy as np
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
 
 Check = Callable[[Any], bool]
-_ANSWERING = (ACTOR, EVALUATOR, REPLAY)
+_ANSWERING = (ACTOR, EVALUATOR)
 
 
 def _is_count(value: Any) -> bool:
@@ -35,13 +35,18 @@ def _table_of(is_right: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(key.isdecimal() and is_right(held) for key, held in value.items())
 
 
-def _is_word(value: Any) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
+def _is_state(value) -> bool:
+    counters = value.get("counters") if isinstance(value, dict) else None
+    return isinstance(counters, dict) and all(map(_is_number, counters.values()))
 
 
-def _are_answers(value: Any) -> bool:
-    are_words = _table_of(_list_of(_is_word))
-    return isinstance(value, dict) and all(role in _ANSWERING and are_words(held) for role, held in value.items())
+def _are_answers(value) -> bool:
+    are_states = _table_of(_is_state)
+    return isinstance(value, dict) and all(role in _ANSWERING and are_states(held) for role, held in value.items())
+
+
+def _are_counters(value) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
 
 
 def _is_file(value: Any) -> bool:
@@ -53,16 +58,16 @@ def _is_record(value: Any) -> bool:
 
 
 _OF_RECORD: dict[str, Check] = {
-    "wall_s": _is_amount, "eval_return": _is_number, "best_return": _is_number, "eval_episodes": _is_amount, "evaluations": _is_amount,
+    "wall_s": _is_amount, "eval_return": _is_number, "eval_episodes": _is_amount, "evaluations": _is_amount,
 }  # fmt: skip
 _OF_LEARNER: dict[str, Check] = {
-    "record": _is_record, "answers": _are_answers, "counters": _list_of(_is_number), "smallest": _list_of(_is_number),
+    "record": _is_record, "answers": _are_answers, "counters": _are_counters, "smallest": _list_of(_is_number),
     "param_version": _is_count, "turn": _is_count, "requested": _is_count,
 }  # fmt: skip
 _OF_REPLAY: dict[str, Check] = {
     **dict.fromkeys(("inserted", "sampled", "stale_updates", "landing", "places", "generation", "open_requests"), _is_count),
     "slots": lambda value: _is_count(value) and value > 0, "strata": lambda value: type(value) is int and 0 <= value < 2**64,
-    "limiter": _list_of(_is_count, 2), "counters": _list_of(_is_number),
+    "limiter": _list_of(_is_count, 2), "counters": _are_counters,
 }  # fmt: skip
 _OF_RING: dict[str, Check] = {"segments": _table_of(_is_file)}
 _ARRAYS = {"mass": "f", "generation": "i", "count": "i", "segment": "i", "row": "i"}

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from apex.checkpoint_files import Announcement, is_last_word
+from apex.control import CheckpointRequest, is_no_more_intake
 from apex.metrics import Counters
 from apex.ports import Port
 
@@ -23,19 +23,19 @@ class Role:
         self.port = port
         self._report_period_s = min(log_period_s / 8, 1.0)  # so that every row of the log sees fresh reports
         self._next_report = 0.0
-        self._finishing = self.heard_last_word = False
+        self._finishing = self.no_more_intake = False
 
     def step(self) -> bool:
         """Do one unit of work; return False when there was nothing to do but wait."""
         self.port.progress()
         announced = self.port.poll_announcement()
-        if announced is not None and is_last_word(announced):  # it may overtake the word to stop
-            self.heard_last_word, announced = True, None
+        if announced is not None and is_no_more_intake(announced):  # it may overtake the word to stop
+            self.no_more_intake, announced = True, None
         if self.port.stopping:
             return self._end()
         if announced is not None:
             # A step of its own: where roles take turns, nothing then moves between the first part of a checkpoint and the last.
-            self.hear(announced)
+            self.on_control(announced)
             return True
         self._report_if_due()
         return self.work()
@@ -53,9 +53,9 @@ class Role:
         """Do what is left to do after the run has ended."""
         return False
 
-    def heed(self, announced: Announcement) -> None:
-        """Write this rank's part of a checkpoint, or begin to, and answer once that is done."""
-        raise NotImplementedError("a role that hears of checkpoints defines heed()")
+    def on_checkpoint(self, request: CheckpointRequest) -> None:
+        """Write this rank's part of a checkpoint, or begin to, and acknowledge it once that is done."""
+        raise NotImplementedError("a role that is asked for checkpoints defines on_checkpoint()")
 
     def waiting_for(self) -> str | None:
         """Say in a few words what the role waits for when ``step`` returns False; None if it may wait for long."""
@@ -76,14 +76,14 @@ class Role:
     def close(self) -> None:
         """Free what the role holds."""
 
-    def hear(self, words: np.ndarray) -> None:
-        """Heed what the learner has announced, int64[WORDS], or refuse it."""
+    def on_control(self, words: np.ndarray) -> None:
+        """Do what the learner asks for, int64[WORDS], or reject it."""
         try:
-            announced = Announcement.of(words)
+            request = CheckpointRequest.of(words)
         except ValueError as refusal:
             self.port.refuse(str(refusal))
         else:
-            self.heed(announced)
+            self.on_checkpoint(request)
 
     def _end(self) -> bool:
         if not self._finishing and self.may_finish() and self.report():  # the last counts wait for an earlier report to arrive

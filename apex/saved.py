@@ -14,8 +14,10 @@ import numpy as np
 from apex import checkpoint_files, look, part_values
 from apex.checkpoint_files import Damaged
 from apex.config import Config, ConfigError, EnvConfig, fields, to_tables
+from apex.metrics import REPORT_FIELDS, Counters
 from apex.say import warn
 from apex.state import join
+from apex.topology import LEARNER, REPLAY
 
 # What is stored (networks, transitions, masses) was made with these, and cannot go on with others.
 _FIXED = {
@@ -125,9 +127,19 @@ class Saved:
             total += int(arrays["count"].sum())
         return inside, total
 
-    def answers(self, role: str) -> dict[int, np.ndarray]:
-        """Return what the ranks of a role that write no files answered, by role index."""
-        return {int(index): np.array(words, np.int64) for index, words in self.values("learner")["answers"].get(role, {}).items()}
+    def answers(self, role: str) -> dict[int, dict]:
+        """Return the states that the ranks of a role that write no files acknowledged with, by role index."""
+        return {int(index): state for index, state in self.values(LEARNER)["answers"].get(role, {}).items()}
+
+    def counters(self, role: str, index: int, ranks: int) -> dict[str, float]:
+        """Return the counters that rank ``index`` of now ``ranks`` ranks of a role goes on from; their sums stay."""
+        if role == REPLAY:
+            held = [self.values(f"{REPLAY}-{old}")["counters"] for old in range(self.replay_ranks)]
+            return {name: float(shared_out([old[name] for old in held], ranks, index)) for name in REPORT_FIELDS[REPLAY]}
+        mine = [state["counters"] for old, state in sorted(self.answers(role).items()) if old % ranks == index]
+        if not mine:
+            return Counters(role).state_dict()
+        return {name: float(sum(counters[name] for counters in mine)) for name in REPORT_FIELDS[role]}
 
     def _is_exact(self, now: dict[str, dict], num_actors: int) -> bool:
         same = all(now[section][name] == self.config[section][name] for section, name in _SIZES)

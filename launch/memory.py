@@ -19,8 +19,9 @@ from replay_rank.service import memory_bytes
 _PROCESS_BYTES = {role: mib * 2**20 for role, mib in {LEARNER: 256, REPLAY: 36, EVALUATOR: 176, ACTOR: 176}.items()}
 # The pages of libraries, which all ranks of a host share: measured 78 to 96 MiB.
 _SHARED_BYTES = 120 * 2**20
-# Copies of the network in a rank's memory. In use, and the message that the next one arrives in:
-_NETWORKS = {ACTOR: 2, EVALUATOR: 2}
+# Copies of the network in a rank's memory. In use, and the message that the next one arrives in; of the evaluator also
+# best.pt, which is made in memory:
+_NETWORKS = {ACTOR: 2, EVALUATOR: 3}
 # Parameters, gradients, two moments of the optimiser, target; of parameters and moments copies from before the step:
 _NETWORKS_TRAINED = 8
 # The message that is published, the newest one and one that is still read; of a checkpoint on its way four, and their file:

@@ -31,7 +31,7 @@ def build(
     if role == EVALUATOR:
         from actors.evaluator import Evaluator
 
-        return Evaluator(config, spec, port, saved)
+        return Evaluator(config, spec, port, folder.checkpoints, saved)
     assert role == ACTOR
     from actors.actor import Actor
 

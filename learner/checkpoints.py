@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from apex import checkpoint, checkpoint_files
-from apex.checkpoint_files import Announcement, Part, Reply
+from apex.checkpoint_files import Part
 from apex.config import Config, to_tables
+from apex.control import CheckpointAck, CheckpointRequest
 from apex.look import Unreadable
 from apex.ports import LearnerPort
 from apex.say import warn
@@ -33,11 +34,11 @@ _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from 
 class _Writing:
     """One checkpoint on its way: what the learner's thread writes, and how it ended."""
 
-    def __init__(self, announced: Announcement, folder: Path, config: Config, topology: Topology):
+    def __init__(self, announced: CheckpointRequest, folder: Path, config: Config, topology: Topology):
         self.announced, self.checkpoints, self.config, self.topology = announced, folder, config, topology
         self.partial = announced.partial(folder)
         self.started = time.monotonic()
-        self.answers: dict[tuple[str, int], Reply] = {}
+        self.answers: dict[tuple[str, int], CheckpointAck] = {}
         self.answered = threading.Event()  # all parts but the learner's are written, or one is lost
         self.lost: str | None = None  # why there is none
         self.crash: BaseException | None = None
@@ -80,7 +81,8 @@ class _Writing:
 
     def _make_whole(self, part: Part, values: dict) -> None:
         for (role, index), reply in self.answers.items():
-            values["answers"].setdefault(role, {})[str(index)] = reply.rest.tolist()
+            if reply.state:  # a replay rank's is in its own part
+                values["answers"].setdefault(role, {})[str(index)] = reply.state
         part.finish(values)
         about = {"learner_steps": self.announced.learner_steps, "config": to_tables(self.config)}
         about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
@@ -118,12 +120,12 @@ class Checkpoints:
     def begin(self, learner_steps: int, take) -> None:
         """Begin one: ``take()`` copies the learner's state and returns ``(state for torch.save, arrays, values)``.
 
-        ``values["answers"]``, role -> index -> words, is what is kept of ranks that do not answer.
+        ``values["answers"]``, role -> index -> state, is what is kept of ranks that do not answer.
         """
         start = time.perf_counter()
         self._due, self._last_steps = self._next_due(learner_steps), learner_steps
         self._number += 1
-        announced = Announcement(self._number, learner_steps, self._base)
+        announced = CheckpointRequest(self._number, learner_steps, self._base)
         try:
             announced.partial(self.checkpoints).mkdir()
         except OSError as error:
@@ -160,7 +162,7 @@ class Checkpoints:
         """Take answers, and conclude what has been written; return whether there was anything."""
         heard = self.port.poll_answers()
         for role, index, words in heard:
-            rank, reply = self.topology.rank(role, index), Reply.of(words)
+            rank, reply = self.topology.rank(role, index), CheckpointAck.of(role, words)
             if rank not in self._owing or reply.number != self._told.get(rank) or not 0 <= reply.error <= _MAX_ERRNO:
                 self.port.refuse(f"an answer of {role} {index} to no checkpoint that it was told of")
                 continue
@@ -209,7 +211,7 @@ class Checkpoints:
             self._base = writing.announced.number
             self._warned.clear()
 
-    def _warn(self, announced: Announcement, why: str) -> None:
+    def _warn(self, announced: CheckpointRequest, why: str) -> None:
         """Say so once for each reason, until one is whole again: a folder that is gone will not come back."""
         reason = why.partition(":")[0]
         if reason in self._warned:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 from apex.config import Config
+from apex.control import EpsilonAssignment
 from apex.metrics import Counters
 from apex.ports import LOST, REPLACED, Change, LearnerPort, PeerLost
-from apex.rank_state import Rung
 from apex.say import warn
 from apex.topology import Topology
 from learner.checkpoints import Checkpoints
@@ -34,7 +34,7 @@ class Company:
         self._looked, self._is_ending = now, False
         self._replacements = dict.fromkeys(acting, 0)
         self._unreplaced: set[int] = set()  # lost for good
-        self._rungs: dict[int, Rung] = {}  # still to be told
+        self._rungs: dict[int, EpsilonAssignment] = {}  # still to be told
 
     def heard(self, role: str, index: int) -> None:
         """A report of a rank has come."""
@@ -124,7 +124,7 @@ class Company:
     def _share_out_the_ladder(self) -> None:
         """Give the actors that are there the whole ladder: no part of it stays without one."""
         there = [rank for rank in self.topology.actor_ranks if rank in self._silent_at]
-        self._rungs = {rank: Rung(position, len(there)) for position, rank in enumerate(there)}
+        self._rungs = {rank: EpsilonAssignment(position, len(there)) for position, rank in enumerate(there)}
 
     def _say(self, text: str) -> None:
         warn(f"apex: {text}")

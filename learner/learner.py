@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from apex import rank_state, weights
-from apex.checkpoint_files import last_word
+from apex import weights
 from apex.config import Config
+from apex.control import no_more_intake
 from apex.metrics import Counters
 from apex.ports import LearnerPort
 from apex.role import Role
@@ -78,7 +78,7 @@ class Learner(Role):
         if not self._said_last_word and self.port.awaited().isdisjoint(topology.actor_ranks):
             self._said_last_word = True
             for rank in topology.replay_ranks_range:
-                self.port.announce(rank, last_word())
+                self.port.announce(rank, no_more_intake())
 
     def waiting_for(self) -> str:
         """Say what the learner waits for."""
@@ -175,9 +175,9 @@ class Learner(Role):
         self.train.check_finite()
         on_their_way, transport = self.port.state() if hasattr(self.port, "state") else ({}, None)
         values = {
-            "counters": self.counters.vector().tolist(), "param_version": self._param_version, "turn": self._turn,
+            "counters": self.counters.state_dict(), "param_version": self._param_version, "turn": self._turn,
             "requested": self._requested, "smallest": self.importance.smallest.tolist(), "transport": transport,
-            "record": self.record.state(), "answers": self.record.last_reports(),
+            "record": self.record.state_dict(), "answers": self.record.last_reports(),
         }  # fmt: skip
         return to_cpu(self.train.state()), on_their_way, values
 
@@ -186,35 +186,33 @@ class Learner(Role):
         self.train.load_state(saved.folder / f"{LEARNER}.pt")
         if self.train.learner_steps != saved.learner_steps:
             raise ValueError(f"{LEARNER}.pt is of learner step {self.train.learner_steps}")
-        self.counters = Counters.from_vector(LEARNER, np.array(values["counters"]))
+        self.counters.load_state_dict(values["counters"])
         self._param_version = values["param_version"]
         if saved.replay_ranks == topology.replay_ranks:
             self.importance.smallest[:] = values["smallest"]
         ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
-        reports = {role: [rank_state.counters(saved, role, i, n) for i in range(n)] for role, n in ranks.items()}
-        self.record.resume(values["record"], reports | {LEARNER: [self.counters.vector()]})
+        reports = {role: [self._vector(role, saved.counters(role, i, n)) for i in range(n)] for role, n in ranks.items()}
+        self.record.load_state_dict(values["record"], reports | {LEARNER: [self.counters.vector()]})
         if saved.exact:
             self._turn, self._requested = values["turn"], values["requested"]
             self.port.restore(saved.arrays(LEARNER), values["transport"])
         else:
             self._publish()
 
+    @staticmethod
+    def _vector(role: str, state: dict[str, float]) -> np.ndarray:
+        counters = Counters(role)
+        counters.load_state_dict(state)
+        return counters.vector()
+
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()
         for report in reports:
             try:
-                evaluated = self.record.hear(report)
+                self.record.hear(report)
             except ValueError as refusal:
                 self.port.refuse(str(refusal))
                 continue
             if self.company is not None:
                 self.company.heard(report.role, report.index)
-            if evaluated is not None:
-                self._keep_best(evaluated)
         return bool(reports)
-
-    def _keep_best(self, param_version: int) -> None:
-        """Save the weights of the best evaluation so far, as they were when evaluated."""
-        message = self.port.sent_to_evaluator(param_version)
-        if message is not None:
-            self.record.save_best(self.train.online, message)

@@ -1,25 +1,21 @@
-"""What the learner writes and decides by: log, checkpoints, best weights, the end and its result."""
+"""What the learner writes and decides by: the log, the end of the run and its result."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import math
 import time
 
 import numpy as np
-from torch import nn
 
-from apex import checkpoint, rank_state, weights
+from apex import checkpoint
 from apex.checkpoint_files import check_room
-from apex.config import Config, ConfigError
-from apex.look import Unreadable
+from apex.config import Config
 from apex.metrics import Counters, Hub
 from apex.ports import Report
 from apex.run_folder import RunFolder, make_result
 from apex.say import warn
-from apex.schema import weight_header, weight_layout
 from apex.tensorboard_log import Scalars
 from apex.topology import ACTOR, EVALUATOR, Topology
 
@@ -35,25 +31,21 @@ class Record:
         self.scalars = Scalars(folder.tensorboard)
         self.started = time.monotonic()
         self.reason: str | None = None
-        self.eval_return, self.eval_episodes, self.best_return = math.nan, 0, -math.inf
+        self.eval_return, self.eval_episodes = math.nan, 0
         self._evaluations = 0
         self._warned: set[str] = set()
         self._next_row = self.started + config.run.log_period_s
 
-    def hear(self, report: Report) -> int | None:
-        """Take a report; return the param_version of a new best evaluation."""
+    def hear(self, report: Report) -> None:
+        """Take a report. After the target has been reached, no other evaluation becomes that of the result."""
         self.hub.update(*report)
-        if report.role != EVALUATOR or self.reason is not None:  # what ended the run is what the result tells
-            return None
+        if report.role != EVALUATOR or self.reason == "target_return":
+            return
         values = Counters.from_vector(EVALUATOR, report.vector)
         if values["evaluations"] <= self._evaluations:
-            return None
+            return
         self._evaluations = values["evaluations"]
         self.eval_return, self.eval_episodes = float(values["eval_return"]), int(values["eval_episodes"])
-        if self.eval_return <= self.best_return:
-            return None
-        self.best_return = self.eval_return
-        return int(values["eval_version"])
 
     def reason_to_end(self, learner_steps: int, stop_requested: bool) -> str | None:
         """Return why the run ends now, or None."""
@@ -76,41 +68,25 @@ class Record:
         """Whether ``run.log_period_s`` have passed since the last row of the log."""
         return time.monotonic() >= self._next_row
 
-    def state(self) -> dict:
-        """Return, as plain values, what a run that resumes goes on from."""
+    def state_dict(self) -> dict:
+        """Return what a run that resumes goes on from, as plain values."""
         values = {"wall_s": self.wall_s, "eval_return": self.eval_return, "eval_episodes": self.eval_episodes}
-        return values | {"best_return": self.best_return, "evaluations": self._evaluations}
+        return values | {"evaluations": self._evaluations}
 
-    def resume(self, values: dict, reports: dict[str, list[np.ndarray]]) -> None:
-        """Go on from ``state`` and from reports, role -> vectors by index. The best weights on disk stay the best."""
-        self.started -= values["wall_s"]
-        self.eval_return, self.eval_episodes = values["eval_return"], values["eval_episodes"]
-        self._evaluations, self.best_return = values["evaluations"], max(values["best_return"], self._best_on_disk())
+    def load_state_dict(self, state: dict, reports: dict[str, list[np.ndarray]]) -> None:
+        """Go on from ``state_dict`` and from reports, role -> vectors by index."""
+        self.started -= state["wall_s"]
+        self.eval_return, self.eval_episodes = state["eval_return"], state["eval_episodes"]
+        self._evaluations = state["evaluations"]
         self.hub.start_from(reports, self.started)
 
-    def last_reports(self) -> dict[str, dict[str, list[int]]]:
-        """Return role -> index -> the words that stand for a rank which does not answer: its last report."""
+    def last_reports(self) -> dict[str, dict[str, dict]]:
+        """Return role -> index -> the state that stands for a rank which does not reply: the counters it last reported."""
         held = {role: self.hub.reports(role) for role in (ACTOR, EVALUATOR)}
-        return {role: {str(i): rank_state.pack(vector).tolist() for i, vector in enumerate(v)} for role, v in held.items()}
-
-    def _best_on_disk(self) -> float:
-        try:
-            return float(checkpoint.load(self.folder.checkpoints / "best.pt")["eval_return"])
-        except Unreadable:  # it may be the better one: it must not be replaced unread
-            raise
-        except (ConfigError, KeyError, TypeError, ValueError, OverflowError, RuntimeError):
-            return -math.inf
-
-    def save_best(self, network: nn.Module, message: np.ndarray) -> None:
-        """Write the weights of a weight message as the best so far."""
-        best = copy.deepcopy(network).cpu()
-        vector = weight_layout(weights.size(best)).views(message)["vector"]
-        weights.unflatten(best, vector)
-        state = {"online": best.state_dict(), "learner_steps": weight_header(message)[1], "eval_return": self.best_return}
-        try:
-            checkpoint.save(self.folder.checkpoints / "best.pt", state)
-        except OSError as error:
-            self._warn("best.pt", error)
+        return {
+            role: {str(i): {"counters": Counters.from_vector(role, vector).state_dict()} for i, vector in enumerate(vectors)}
+            for role, vectors in held.items()
+        }
 
     def keep_skipped(self, number: int, error: Exception, views: dict[str, np.ndarray], state: dict) -> None:
         """Write the batch and the networks of a step that was skipped to ``skipped/``, and tell."""

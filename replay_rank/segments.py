@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.checkpoint_files import Announcement, Part, check_room
+from apex.checkpoint_files import Part, check_room
+from apex.control import CheckpointRequest
 
 SEGMENT_BYTES = 256 << 20  # a segment is freed when its last place is evicted: so much is held in vain at most
 MOST_SEGMENTS = 512  # in one checkpoint; beyond, all is written anew
@@ -62,19 +63,19 @@ class Segments:
         self._abandoned = False
         self._ended: OSError | BaseException | None = None
 
-    def begin(self, announced: Announcement, live: np.ndarray, generation: np.ndarray, arrays: dict, values: dict) -> None:
+    def begin(self, request: CheckpointRequest, live: np.ndarray, generation: np.ndarray, arrays: dict, values: dict) -> None:
         """Start to write the places ``live`` (oldest first) with their ``generation`` int64[places].
 
         ``arrays`` and ``values`` are the rest of the part; they must not change any more.
         """
-        if self._pending is not None and self._pending[0] == announced.base:
+        if self._pending is not None and self._pending[0] == request.base:
             self.located = self._pending[1]
         located = self.located.copy()
         self._forget_what_is_gone(located, live, generation)
         new = live[located.generation[live] != generation[live]]
         self._unwritten[new] = True
-        self._pending, self._abandoned, self._ended = (announced.number, located), False, None
-        job = (announced, located, new, generation, arrays, values)
+        self._pending, self._abandoned, self._ended = (request.number, located), False, None
+        job = (request, located, new, generation, arrays, values)
         self._thread = threading.Thread(target=self._write, args=job, name=f"{self.name} checkpoint", daemon=True)
         self._thread.start()
 
@@ -119,21 +120,21 @@ class Segments:
         located.files = {segment: file for segment, file in located.files.items() if segment in needed}
 
     def _write(
-        self, announced: Announcement, located: Located, new: np.ndarray, generation: np.ndarray, arrays: dict, values: dict
+        self, request: CheckpointRequest, located: Located, new: np.ndarray, generation: np.ndarray, arrays: dict, values: dict
     ) -> None:
-        folder = announced.partial(self.checkpoints)
+        folder = request.partial(self.checkpoints)
         try:
             small = sum(array.nbytes for array in arrays.values()) + 32 * len(self.buffer)
             # The other ranks write about as much at the same time.
             check_room(self.checkpoints, self.ranks * (len(new) * self.buffer.shape[1] + small))
             part = Part(folder, self.name)
             self._adopt(part, located)
-            self._write_segments(part, announced, located, new, generation)
+            self._write_segments(part, request, located, new, generation)
             segments = sorted(located.files)
             values = values | {"segments": {str(segment): located.files[segment] for segment in segments}, "new_places": len(new)}
             part.arrays(arrays | {"segment": located.segment, "row": located.row})
             part.finish(values)
-            located.folder = self.checkpoints / announced.name
+            located.folder = self.checkpoints / request.name
         except BaseException as error:
             self._ended = error
         finally:
@@ -150,13 +151,13 @@ class Segments:
             self.located = Located(len(self.buffer))  # this one is lost; the next depends on no old file
             raise
 
-    def _write_segments(self, part: Part, announced: Announcement, located: Located, new: np.ndarray, generation: np.ndarray) -> None:
+    def _write_segments(self, part: Part, request: CheckpointRequest, located: Located, new: np.ndarray, generation: np.ndarray) -> None:
         nbytes = self.buffer.shape[1]
         rows = max(1, SEGMENT_BYTES // nbytes)
         first_free = max(located.files, default=-1) + 1
         for i, start in enumerate(range(0, len(new), rows)):
             places, segment = new[start : start + rows], first_free + i
-            name = f"{self.name}-{announced.learner_steps:09d}-{announced.number}-{segment}.bin"
+            name = f"{self.name}-{request.learner_steps:09d}-{request.number}-{segment}.bin"
             with part.file(name) as file:
                 for piece in _slices(places, max(1, _SLICE_BYTES // nbytes)):
                     if self._abandoned:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from apex import rank_state, seeds
-from apex.checkpoint_files import Announcement, Part, Reply
+from apex import seeds
+from apex.checkpoint_files import Part
 from apex.config import Config
-from apex.metrics import Counters
+from apex.control import CheckpointAck, CheckpointRequest
 from apex.ports import IntakeEvent, PriorityEvent, ReplayPort, SampleRequestEvent
 from apex.role import Role
 from apex.saved import Saved
@@ -50,14 +50,14 @@ class ReplayService(Role):
         self._priority_layout = priority_layout(self.batch_size)
         self._open_requests = 0
         self.segments = Segments(checkpoints, self.name, self.replay.store.buffer, config.replay.ranks)
-        self._announced: Announcement | None = None  # what has not been answered
+        self._request: CheckpointRequest | None = None  # what has not been acknowledged
         if saved is not None:
             self._resume(config, saved, index)
         self.counters.set("capacity", config.replay.capacity // config.replay.ranks)
 
     def work(self) -> bool:
         """Handle some events and answer one request; return whether anything happened."""
-        self._answer_announcement()
+        self._acknowledge()
         handled = 0
         while handled < _EVENTS_PER_ANSWER and self._handle(self.port.poll(self._landing())):
             handled += 1
@@ -65,8 +65,8 @@ class ReplayService(Role):
 
     def wind_down(self) -> bool:
         """Receive what is still on its way and answer no more requests."""
-        if self._announced is not None:
-            self._announced = None
+        if self._request is not None:
+            self._request = None
             self.segments.abandon()
         handled = self._handle(self.port.poll(self.replay.landing()))
         while self._open_requests:
@@ -76,21 +76,21 @@ class ReplayService(Role):
 
     def may_finish(self) -> bool:
         """Whether all that was on its way when the run ended has been counted."""
-        return self.heard_last_word and self.port.quiet
+        return self.no_more_intake and self.port.quiet
 
-    def heed(self, announced: Announcement) -> None:
+    def on_checkpoint(self, request: CheckpointRequest) -> None:
         """Begin to write ring, masses and counts beside the service."""
         self.update_counters()
         live, arrays, values = snapshot(self.replay, self.limiter)
-        values |= {"counters": self.counters.vector().tolist(), "open_requests": self._open_requests}
+        values |= {"counters": self.counters.state_dict(), "open_requests": self._open_requests}
         if self._keeps_ring:
-            self._announced = announced
-            self.segments.begin(announced, live, arrays["generation"], arrays, values)
+            self._request = request
+            self.segments.begin(request, live, arrays["generation"], arrays, values)
             if self._at_once:
                 self.segments.wait()
-                self._answer_announcement()
+                self._acknowledge()
         else:
-            self.port.answer(Reply(announced.number, self._write_values(announced, values), np.zeros(0, np.int64)).words())
+            self.port.answer(CheckpointAck(request.number, self._write_values(request, values), {}).words(REPLAY))
 
     def waiting_for(self) -> str:
         """Say what the rank waits for."""
@@ -113,21 +113,21 @@ class ReplayService(Role):
     def _resume(self, config: Config, saved: Saved, index: int) -> None:
         Restore(saved, index, config.replay.ranks)(self.replay, self.limiter, self.segments)
         with saved.reading(self.name):
-            self.counters = Counters.from_vector(REPLAY, rank_state.counters(saved, REPLAY, index, config.replay.ranks))
+            self.counters.load_state_dict(saved.counters(REPLAY, index, config.replay.ranks))
         if saved.exact:
             self._open_requests = saved.values(self.name)["open_requests"]
 
-    def _answer_announcement(self) -> None:
-        announced = self._announced
-        error = None if announced is None else self.segments.poll()
-        if announced is not None and error is not None:
-            self.port.answer(Reply(announced.number, error, np.zeros(0, np.int64)).words())
-            self._announced = None
+    def _acknowledge(self) -> None:
+        request = self._request
+        error = None if request is None else self.segments.poll()
+        if request is not None and error is not None:
+            self.port.answer(CheckpointAck(request.number, error, {}).words(REPLAY))
+            self._request = None
 
-    def _write_values(self, announced: Announcement, values: dict) -> int:
+    def _write_values(self, request: CheckpointRequest, values: dict) -> int:
         """Write what there is without the ring; return 0 or the error number."""
         try:
-            Part(announced.partial(self.checkpoints), self.name).finish(values)
+            Part(request.partial(self.checkpoints), self.name).finish(values)
             return 0
         except OSError as error:
             return error.errno or errno.EIO

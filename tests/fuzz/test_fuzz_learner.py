@@ -10,7 +10,7 @@ import pytest
 import torch
 from mutations import EDGES, mutate, overwrite
 
-from apex.checkpoint_files import Part, Reply, verify, whole
+from apex.checkpoint_files import Part, verify, whole
 from apex.config import load
 from apex.metrics import REPORT_FIELDS
 from apex.ports import WORDS, Answer, Report, SampleRequestEvent
@@ -151,6 +151,13 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
     assert json.loads((world.folder.path / "metrics.jsonl").read_text().splitlines()[-1]) == json.loads(json.dumps(row))
 
 
+def acknowledged(number: int) -> np.ndarray:
+    """Return the words of a rank that has written its part of a checkpoint."""
+    words = np.zeros(WORDS, np.int64)
+    words[0] = number
+    return words
+
+
 def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_the_checkpoint_becomes_whole(world, tried):
     tried.least = ANSWERS
     rng, checkpoints = random.Random(3), world.learner.checkpoints
@@ -169,11 +176,11 @@ def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_
     for sender in senders:
         if sender[0] != "evaluator":
             Part(checkpoints._writing.partial, "{}-{}".format(*sender)).finish({})
-        world.local.answers.append(Answer(*sender, Reply(number, 0, np.zeros(0, np.int64)).words()))
+        world.local.answers.append(Answer(*sender, acknowledged(number)))
     checkpoints.hear()
     assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in whole(world.folder.checkpoints)] == [0]
     before = world.refused
-    world.local.answers.append(Answer("actor", 0, Reply(number, 0, np.zeros(0, np.int64)).words()))
+    world.local.answers.append(Answer("actor", 0, acknowledged(number)))
     checkpoints.hear()
     assert world.refused == before + 1, "a second answer"
 

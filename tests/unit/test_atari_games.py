@@ -90,9 +90,9 @@ def test_evaluations_that_are_one_episode_are_told_of_before_the_start(more, tol
 
 
 @pytest.mark.parametrize("noop_max, alike", [(0, True), (30, False)])
-def test_an_evaluation_that_was_one_episode_is_told_of_once(noop_max, alike, capsys, monkeypatch):
+def test_an_evaluation_that_was_one_episode_is_told_of_once(noop_max, alike, capsys, tmp_path):
     config = load("pong-small", [f"env.noop_max={noop_max}", "env.max_episode_frames=40", "evaluator.episodes=3"])
-    evaluator = Evaluator(config, env_spec(config.env), NoPort)
+    evaluator = Evaluator(config, env_spec(config.env), NoPort, tmp_path)
     for _ in range(2):
         evaluator.work()  # takes weights
         while evaluator._episodes is not None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from apex import checkpoint_files, saved
-from apex.checkpoint_files import Announcement, Damaged, NewFile, Part, Reply
+from apex.checkpoint_files import Damaged, NewFile, Part
 from apex.config import ConfigError, load, to_tables
+from apex.control import CheckpointAck, CheckpointRequest
+from apex.metrics import REPORT_FIELDS
 
 ABOUT = {"config": to_tables(load("cartpole")), "replay_ranks": 1, "num_actors": 1}
 
@@ -19,22 +21,22 @@ ABOUT = {"config": to_tables(load("cartpole")), "replay_ranks": 1, "num_actors":
 PARTS = ("learner", "replay-0")
 
 
-RECORD = {"wall_s": 1.0, "eval_return": 1.0, "best_return": 1.0, "eval_episodes": 1, "evaluations": 1}
+RECORD = {"wall_s": 1.0, "eval_return": 1.0, "eval_episodes": 1, "evaluations": 1}
 VALUES = {
     "learner": {
-        "record": RECORD, "answers": {}, "counters": [1.0], "smallest": [1.0], "param_version": 1, "turn": 0, "requested": 0,
+        "record": RECORD, "answers": {}, "counters": {"x": 1.0}, "smallest": [1.0], "param_version": 1, "turn": 0, "requested": 0,
     },
     "replay-0": {
         "inserted": 3, "sampled": 0, "stale_updates": 0, "landing": 0, "places": 3, "generation": 1, "open_requests": 0, "slots": 50,
-        "strata": 1, "limiter": [3, 0], "counters": [1.0], "segments": {},
+        "strata": 1, "limiter": [3, 0], "counters": {"x": 1.0}, "segments": {},
     },
 }  # fmt: skip
 
 
 def write_parts(checkpoints, steps, number=1):
     """Write the two parts of a checkpoint; return its folder as it is and as it is to be."""
-    announced = Announcement(number, steps, 0)
-    partial = announced.partial(checkpoints)
+    request = CheckpointRequest(number, steps, 0)
+    partial = request.partial(checkpoints)
     partial.mkdir(parents=True)
     for name in PARTS:
         part = Part(partial, name)
@@ -43,7 +45,7 @@ def write_parts(checkpoints, steps, number=1):
         with part.file(f"{name}.bin") as file:
             file.write(os.urandom(3000))
         part.finish(VALUES[name])
-    return partial, checkpoints / announced.name
+    return partial, checkpoints / request.name
 
 
 def write(checkpoints, steps, number=1):
@@ -217,11 +219,18 @@ def test_files_are_on_the_disk_before_the_folder_gets_its_name(tmp_path, monkeyp
     assert names[7:] == [".step-000000100-1.partial", "rename", tmp_path.name]
 
 
-def test_announcements_and_replies_travel_as_words():
-    announced = Announcement(3, 2**40, 2)
-    assert Announcement.of(announced.words()) == announced
-    reply = Reply.of(Reply(3, errno.ENOSPC, np.array([-5, 2**62])).words())
-    assert (reply.number, reply.error, reply.rest[:3].tolist()) == (3, errno.ENOSPC, [-5, 2**62, 0])
+def test_requests_and_acknowledgements_travel_as_words():
+    request = CheckpointRequest(3, 2**40, 2)
+    assert CheckpointRequest.of(request.words()) == request
+    states = {
+        "actor": {"rng": {"state": 2**127 + 5, "inc": 2**126 + 1, "has_uint32": 1, "uinteger": 2**32 - 1}},
+        "evaluator": {"next_steps": 2**50, "best_return": -np.inf}, "replay": {},
+    }  # fmt: skip
+    for role, state in states.items():
+        if role != "replay":
+            state["counters"] = {name: float(i) for i, name in enumerate(REPORT_FIELDS[role])}
+        ack = CheckpointAck(3, errno.ENOSPC, state)
+        assert CheckpointAck.of(role, ack.words(role)) == ack
 
 
 def test_a_new_file_tells_its_size_and_digest_and_never_replaces_another(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 from actors.actor import Actor
 from actors.exploration import actor_epsilons
 from apex.config import load
+from apex.control import EpsilonAssignment
 from apex.envs import env_spec
 from apex.metrics import Counters, Hub
 from apex.ports import LOST, NOT_REPLACED, REPLACED, Change
-from apex.rank_state import Rung
 from apex.schema import aligned_bytes
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner import company
@@ -174,8 +174,8 @@ def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladde
     assert set(it.checkpoints.told) == {3}
     it.checkpoints.owing = set()
     it.step()
-    rungs = {rank: Rung.of(words) for rank, words in it.checkpoints.told.items()}
-    assert rungs == {3: Rung(0, 2), 5: Rung(1, 2)}
+    rungs = {rank: EpsilonAssignment.of(words) for rank, words in it.checkpoints.told.items()}
+    assert rungs == {3: EpsilonAssignment(0, 2), 5: EpsilonAssignment(1, 2)}
     whole = np.concatenate([actor_epsilons(CONFIG.actor, *rung) for rung in rungs.values()])
     ladder = np.concatenate([actor_epsilons(CONFIG.actor, index, 3) for index in range(3)])
     assert (whole[0], whole[-1]) == (ladder[0], ladder[-1])
@@ -184,10 +184,10 @@ def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladde
 def test_whoever_joins_where_another_is_lost_for_good_takes_its_part_of_the_shared_ladder(it):
     it.port.changes = [Change(4, LOST, "killed"), Change(5, LOST, "killed"), Change(4, NOT_REPLACED, "no slots")]
     it.step()
-    assert Rung.of(it.checkpoints.told[3]) == Rung(0, 1), "the only one that is there has the whole ladder"
+    assert EpsilonAssignment.of(it.checkpoints.told[3]) == EpsilonAssignment(0, 1), "the only one that is there has the whole ladder"
     it.port.changes = [Change(5, REPLACED, "")]
     it.step()
-    assert [Rung.of(it.checkpoints.told[rank]) for rank in (3, 5)] == [Rung(0, 2), Rung(1, 2)]
+    assert [EpsilonAssignment.of(it.checkpoints.told[rank]) for rank in (3, 5)] == [EpsilonAssignment(0, 2), EpsilonAssignment(1, 2)]
 
 
 def test_a_run_without_any_actor_fails_and_waits_for_none(it):
@@ -201,10 +201,10 @@ def test_a_run_without_any_actor_fails_and_waits_for_none(it):
 
 
 def test_an_actor_explores_from_its_new_place_on_and_answers():
-    answers, rung = [], Rung(1, 2)
+    answers, rung = [], EpsilonAssignment(1, 2)
     port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "answer": staticmethod(answers.append)})
     actor = Actor(CONFIG, env_spec(CONFIG.env), port, 2, 3)
-    actor.hear(rung.words())
+    actor.on_control(rung.words())
     assert (actor.epsilons == actor_epsilons(CONFIG.actor, 1, 2)).all() and len(answers) == 1
     actor.close()
 

@@ -1,7 +1,6 @@
 """Environments that fail: made anew a bounded number of times, and nothing from before joined to what comes after."""
 
-import contextlib
-from types import SimpleNamespace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -10,11 +9,12 @@ from intake_oracle import Player, check_delivery, decode, make_config, stacking_
 
 from actors.actor import Actor
 from actors.evaluator import Episodes, Evaluator
-from apex.checkpoint_files import Announcement, Reply
 from apex.config import load
+from apex.control import CheckpointAck, CheckpointRequest
 from apex.envs import EnvironmentFailure, GuardedEnvs, env_spec, make_envs
 from apex.policy import Policy
 
+NOWHERE = Path("/nowhere/checkpoints")  # where no best weights can be kept, which costs one warning
 FLAVOURS = ("next_step", "same_step", "disabled")
 
 
@@ -145,7 +145,7 @@ def test_an_actor_goes_on_and_counts_and_forgets_what_the_cut_episodes_had_earne
 
 
 def test_an_evaluation_in_which_environments_failed_starts_again(breaking, monkeypatch):
-    evaluator = Evaluator(breaking, env_spec(breaking.env), NoPort)
+    evaluator = Evaluator(breaking, env_spec(breaking.env), NoPort, NOWHERE)
     monkeypatch.setattr(Policy, "q_values", lambda policy, obs: np.tile([1.0, 0.0], (len(obs), 1)))  # falls within 8 to 10 steps
     evaluator._episodes = Episodes(evaluator._envs, 0.0, 0, 1000)
     Breaking.steps = 15
@@ -162,13 +162,13 @@ def test_an_evaluators_restarts_are_in_checkpoints_and_counted_on_from_there(bre
     told = []
     port = NoPort()
     port.answer = told.append
-    evaluator = Evaluator(breaking, env_spec(breaking.env), port)
+    evaluator = Evaluator(breaking, env_spec(breaking.env), port, NOWHERE)
     while evaluator._envs.restarts < 2:
         evaluator._envs.step(np.zeros(1, np.int64))
-    evaluator.heed(Announcement(1, 0, 0))
+    evaluator.on_checkpoint(CheckpointRequest(1, 0, 0))
     evaluator.close()
-    saved = SimpleNamespace(answers=lambda role: {0: Reply.of(told[0]).rest}, reading=lambda what: contextlib.nullcontext())
-    resumed = Evaluator(breaking, env_spec(breaking.env), port, saved)
+    resumed = Evaluator(breaking, env_spec(breaking.env), port, NOWHERE)
+    resumed.load_state_dict(CheckpointAck.of("evaluator", told[0]).state)
     resumed.report()
     assert resumed.counters["env_restarts"] == 2
     while resumed._envs.restarts < 1:
@@ -213,7 +213,7 @@ def evaluate(evaluator):
 
 
 def test_evaluation_episodes_that_never_end_are_cut_and_one_line_says_so_once(endless, monkeypatch, capsys):
-    evaluator = Evaluator(endless, env_spec(endless.env), NoPort)
+    evaluator = Evaluator(endless, env_spec(endless.env), NoPort, NOWHERE)
     monkeypatch.setattr(Policy, "q_values", lambda policy, obs: np.tile([1.0, 0.0], (len(obs), 1)))
     evaluate(evaluator), evaluate(evaluator)
     assert evaluator.counters["evaluations"] == 2 and evaluator.counters["eval_return"] == 41

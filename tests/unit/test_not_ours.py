@@ -81,7 +81,7 @@ def names_of(part):
         "env_seed", "intake/free", "intake/ready", "intake/sequence", "steps", "q_version", "policy/param_version", "policy/learner_steps",
         "policy/asked", "rng/state", "counters/agent_steps",
     )  # fmt: skip
-    record = ("wall_s", "eval_return", "eval_episodes", "best_return", "evaluations")
+    record = ("wall_s", "eval_return", "eval_episodes", "evaluations")
     return {"learner": learner, "replay-0": replay, "actor-0": actor, "record": record}[part]
 
 
@@ -98,7 +98,7 @@ def test_values_that_are_missing_or_of_another_kind_are_refused_in_one_line(run,
                 new["values"] = changed(new["values"], name, how)
             path.write_text(json.dumps(new))
             told = refusal(run, capsys)
-            is_number_of_a_run = part == "record" and how == "negative" and name in ("eval_return", "best_return")
+            is_number_of_a_run = part == "record" and how == "negative" and name == "eval_return"
             may_be_negative = ("q_version", "policy/param_version", "policy/learner_steps", "policy/asked")
             is_version = part == "actor-0" and how == "negative" and name in may_be_negative
             assert bool(told) != (is_number_of_a_run or is_version), (part, name, how)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from numbered_replay import SPEC, Numbered, update
 
 from apex import checkpoint_files
-from apex.checkpoint_files import Announcement, NewFile
+from apex.checkpoint_files import NewFile
 from apex.config import from_tables, to_tables
+from apex.control import CheckpointRequest
 from apex.saved import Saved
 from replay_rank import segments as segments_module
 from replay_rank.rate_limit import RateLimiter
@@ -53,20 +54,20 @@ class Keeper:
 
     def begin(self):
         self.steps += 1
-        self.announced = Announcement(self.steps, self.steps, self.base)
-        self.announced.partial(self.folder).mkdir()
+        self.request = CheckpointRequest(self.steps, self.steps, self.base)
+        self.request.partial(self.folder).mkdir()
         live, arrays, values = snapshot(self.replay, self.limiter)
         self.copies[self.steps] = everything(self.replay)
-        values |= {"counters": [], "open_requests": 0}  # which the service adds
-        self.segments.begin(self.announced, live, arrays["generation"], arrays, values)
+        values |= {"counters": {}, "open_requests": 0}  # which the service adds
+        self.segments.begin(self.request, live, arrays["generation"], arrays, values)
 
     def conclude(self, whole=True):
         self.segments.wait()
         assert self.segments.poll() == 0
-        partial = self.announced.partial(self.folder)
+        partial = self.request.partial(self.folder)
         if whole:
             about = {"learner_steps": self.steps, "config": to_tables(self.config), "replay_ranks": 1, "num_actors": 1}
-            checkpoint_files.seal(partial, self.folder / self.announced.name, about, ["replay-0"])
+            checkpoint_files.seal(partial, self.folder / self.request.name, about, ["replay-0"])
             self.base = self.steps
         else:
             shutil.rmtree(partial)
@@ -75,7 +76,7 @@ class Keeper:
     def save(self):
         self.begin()
         self.conclude()
-        return self.folder / self.announced.name
+        return self.folder / self.request.name
 
     def insert_if_it_may(self, priorities):
         if not self.segments.holds(self.replay.landing_place):
@@ -200,7 +201,7 @@ def test_a_segment_that_cannot_be_linked_or_copied_costs_one_checkpoint_and_not_
     keeper.begin()
     keeper.segments.wait()
     assert keeper.segments.poll() == errno.EISDIR
-    shutil.rmtree(keeper.announced.partial(tmp_path))
+    shutil.rmtree(keeper.request.partial(tmp_path))
     keeper.save()
     assert everything(keeper.reload(5)[0]) == keeper.copies[5]
 
@@ -259,7 +260,7 @@ def test_an_abandoned_checkpoint_holds_nothing_and_writes_no_more(tmp_path, monk
     keeper.segments.abandon()
     assert not any(keeper.segments.holds(place) for place in range(6))
     assert keeper.segments.poll() != 0
-    assert not (keeper.announced.partial(tmp_path) / "replay-0.json").exists()
+    assert not (keeper.request.partial(tmp_path) / "replay-0.json").exists()
 
 
 @pytest.mark.parametrize("ranks, capacity", [(1, 60), (1, 36), (2, 36), (3, 36), (4, 48)])
