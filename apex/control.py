@@ -72,10 +72,10 @@ class CheckpointAck(NamedTuple):
 
 
 class EpsilonAssignment(NamedTuple):
-    """An actor explores from now on as number ``position`` of ``count`` actors."""
+    """An actor explores from now on as number ``position`` of ``total`` actors."""
 
     position: int
-    count: int
+    total: int
 
     def words(self) -> np.ndarray:
         """Return the assignment as it travels, int64[WORDS]."""

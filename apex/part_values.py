@@ -35,17 +35,17 @@ def _table_of(is_right: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(key.isdecimal() and is_right(held) for key, held in value.items())
 
 
-def _is_state(value) -> bool:
+def _is_state(value: object) -> bool:
     counters = value.get("counters") if isinstance(value, dict) else None
     return isinstance(counters, dict) and all(map(_is_number, counters.values()))
 
 
-def _are_answers(value) -> bool:
+def _are_answers(value: object) -> bool:
     are_states = _table_of(_is_state)
     return isinstance(value, dict) and all(role in _ANSWERING and are_states(held) for role, held in value.items())
 
 
-def _are_counters(value) -> bool:
+def _are_counters(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_number, value.values()))
 
 

@@ -30,7 +30,7 @@ def load_state_dict(rng: np.random.Generator, state: dict) -> None:
     """Bring a generator of this module to what ``state_dict`` returned. Raises as NumPy does where that is no state."""
     inner = {"state": state["state"], "inc": state["inc"]}
     rest = {"has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
-    rng.bit_generator.state = rng.bit_generator.state | {"state": inner} | rest
+    rng.bit_generator.state = {**rng.bit_generator.state, "state": inner, **rest}
 
 
 def state_words(rng: np.random.Generator) -> np.ndarray:

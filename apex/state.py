@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-Check = Callable[[object], bool]
+Check = Callable[[Any], bool]
 
 
 def split(state: Mapping, path: str = "") -> tuple[dict, dict[str, np.ndarray]]:
@@ -63,22 +64,22 @@ def fits(checks: Mapping[str, Check]) -> Check:
     return lambda value: isinstance(value, dict) and all(name in value and check(value[name]) for name, check in checks.items())
 
 
-def is_count(value: object) -> bool:
+def is_count(value: Any) -> bool:
     """Whether it is a whole number from 0 that fits into 63 bits."""
     return type(value) is int and 0 <= value < 2**63
 
 
-def is_word(value: object) -> bool:
+def is_word(value: Any) -> bool:
     """Whether it is a whole number of 64 bits with a sign."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Any) -> bool:
     """Whether it is a number, infinities and NaN included."""
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
-def is_amount(value: object) -> bool:
+def is_amount(value: Any) -> bool:
     """Whether it is a finite number from 0."""
     return is_number(value) and 0 <= value < math.inf
 
