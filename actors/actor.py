@@ -37,8 +37,9 @@ class Actor(Role):
     port: ActorPort
 
     def __init__(
-        self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int, checkpoints=Path(), saved: Saved | None = None
-    ):
+        self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int,
+        checkpoints: Path = Path(), saved: Saved | None = None,
+    ):  # fmt: skip
         super().__init__(ACTOR, port, config.run.log_period_s)
         about = port.about or {"life": 0}
         envs, seed = config.actor.envs, config.run.seed
@@ -111,22 +112,27 @@ class Actor(Role):
         """Return all that the actor goes on from to the last bit; its environments are to be functions of seed and actions."""
         values = {"env_seed": self.env_seed, "steps": self._steps, "q_version": self._q_version}
         arrays = {"q": np.zeros(0) if self._q is None else self._q.copy(), "return": self._return.copy()}
-        owned = {"counters": self.counters, "intake": self.intake, "policy": self.policy, "history": self.history}
-        state = {"rng": seeds.state_dict(self.rng), **{name: owner.state_dict() for name, owner in owned.items()}}
+        assert self.history is not None, "only in one process can environments be brought back to where they are"
+        state = {
+            "rng": seeds.state_dict(self.rng), "counters": self.counters.state_dict(), "intake": self.intake.state_dict(),
+            "policy": self.policy.state_dict(), "history": self.history.state_dict(),
+        }  # fmt: skip
         return values | arrays | state
 
     def load_state_dict(self, state: dict) -> None:
         """Go on from ``state_dict``: the environments are made again and take every action again that they had taken."""
         require(state, _STATE)
         seeds.load_state_dict(self.rng, state["rng"])
-        for name, owner in {"counters": self.counters, "intake": self.intake, "policy": self.policy}.items():
-            owner.load_state_dict(state[name])
+        self.counters.load_state_dict(state["counters"])
+        self.intake.load_state_dict(state["intake"])
+        self.policy.load_state_dict(state["policy"])
         self._restarts_before = self.counters["env_restarts"]
         fill(self._return, state, "return")
         self._steps, self._q_version, self.env_seed = state["steps"], state["q_version"], state["env_seed"]
         self.envs.close()
         self.envs = self._guarded_envs()
         if state["q"].size:
+            assert self.history is not None, "a state is of a run in one process"
             self._q = state["q"]
             self.history.load_state_dict(state["history"], self.envs)
 
@@ -158,15 +164,14 @@ class Actor(Role):
             return error.errno or errno.EIO
 
     def _step(self) -> None:
-        if self._q is None:
-            self._begin()
-        action = epsilon_greedy(self._q, self.epsilons, self.rng)
+        acting = self._begin() if self._q is None else self._q
+        action = epsilon_greedy(acting, self.epsilons, self.rng)
         history = self.history
         step = self.envs.step(action)
         if history is not None and history is self.history:
             history.add(action)
         q = self.policy.q_values(step.obs)
-        q_taken = self._q[self._every_env, action]
+        q_taken = acting[self._every_env, action]
         self.intake.add(step, action, q_taken, self._q_version, self._bootstrap(step, q))
         self._q, self._q_version = q, self.policy.param_version
         self._count(step)
@@ -174,10 +179,12 @@ class Actor(Role):
         if self._steps % self._refresh_period == 0:
             self.policy.request(self.policy.learner_steps + 1)
 
-    def _begin(self) -> None:
+    def _begin(self) -> np.ndarray:
+        """Start the first episodes; return the Q-values to act with."""
         obs = self.envs.reset()
         self.intake.begin(obs)
-        self._q, self._q_version = self.policy.q_values(obs), self.policy.param_version
+        q, self._q_version = self.policy.q_values(obs), self.policy.param_version
+        return q
 
     def _bootstrap(self, step: Timestep, q: np.ndarray) -> np.ndarray:
         """Return max_a Q(s_t, a) [V]: from the acting pass, but for truncated rows that were reset at once."""

@@ -19,6 +19,7 @@ from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes
 from apex.state import fill, is_count, list_of, require
 
 ZERO_FRAME = -1
+Memory = Callable[[int, int], np.ndarray]
 
 
 def most_closed(config: Config) -> int:
@@ -40,7 +41,9 @@ class Intake:
     returns the zeroed uint8[rows, nbytes] that the batches are built in.
     """
 
-    def __init__(self, config: Config, spec: EnvSpec, actor: int, priority: Callable[..., np.ndarray], memory=aligned_bytes):
+    def __init__(
+        self, config: Config, spec: EnvSpec, actor: int, priority: Callable[..., np.ndarray], memory: Memory = aligned_bytes
+    ):
         v, n, b = config.actor.envs, config.algorithm.n_step, config.actor.intake_batch
         self.spec, self.actor, self.priority, self.batch = spec, actor, priority, b
         self.layout = intake_layout(spec, b, n)
@@ -52,7 +55,7 @@ class Intake:
         self._make_windows(v, n)
         self._sequence = 0
 
-    def _make_pool(self, rows: int, memory) -> None:
+    def _make_pool(self, rows: int, memory: Memory) -> None:
         self._pool = memory(rows, self.layout.nbytes)
         self._views = self.layout.views(self._pool)
         self._q_taken = np.zeros((rows, self.batch), np.float32)

@@ -44,7 +44,9 @@ class NStep:
         """int64[V], transitions started and not yet ended: 0..n-1. Not to be written to."""
         return self._length
 
-    def step(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray):
+    def step(
+        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Add one step; return the transitions that end now as ``(env, age, ret, discount)``.
 
         Takes ``reward`` float32[V] and three bool[V], as in a ``Timestep``; where both are set,
