@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ class Episodes:
         """Whether every environment has ended its first episode."""
         return not self.running.any()
 
-    def step(self, q_values) -> None:
+    def step(self, q_values: Callable[[np.ndarray], np.ndarray]) -> None:
         """Make one vector step with ``q_values(obs) -> float32[V, A]``."""
         step = self.envs.step(epsilon_greedy(q_values(self.obs), self.epsilons, self.rng))
         self.all_alike = self.all_alike and bool((step.last_obs == step.last_obs[:1]).all())
@@ -108,7 +109,7 @@ class Evaluator(Role):
             self._unreported = not self.report()
             return not self._unreported
         if self._episodes is not None:
-            self._step()
+            self._step(self._episodes)
             return True
         if not self.policy.refresh():
             self.policy.request(self._next_steps)
@@ -147,34 +148,35 @@ class Evaluator(Role):
     def _begin(self) -> None:
         self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed, self._most_frames)
 
-    def _complain(self) -> None:
+    def _complain(self, episodes: Episodes) -> None:
         """Warn once that evaluation episodes do not end."""
-        complaint = self._episodes.complaint()
+        complaint = episodes.complaint()
         if complaint is not None and not self._complained:
             self._complained = True
             warn(f"apex: {EVALUATOR}: {complaint}")
 
-    def _step(self) -> None:
+    def _step(self, episodes: Episodes) -> None:
         restarts = self._envs.restarts
-        self._episodes.step(self.policy.q_values)
+        episodes.step(self.policy.q_values)
         if self._envs.restarts > restarts:  # no episode goes on after that: evaluate these weights from the start
             self._begin()
-        if not self._episodes.done:
             return
-        self._complain()
-        eval_return = float(self._episodes.returns.mean())
+        if not episodes.done:
+            return
+        self._complain(episodes)
+        eval_return = float(episodes.returns.mean())
         self.best.offer(self.policy, eval_return)
         self.counters.add("evaluations", 1)
         self.counters.set("eval_return", eval_return)
-        self.counters.set("eval_episodes", len(self._episodes.returns))
+        self.counters.set("eval_episodes", len(episodes.returns))
         self.counters.set("eval_version", self.policy.param_version)
-        self._tell_if_alike()
+        self._tell_if_alike(episodes)
         self._episodes, self._unreported = None, True
         self._next_steps = self.policy.learner_steps + self.config.period
 
-    def _tell_if_alike(self) -> None:
+    def _tell_if_alike(self, episodes: Episodes) -> None:
         """Warn once that an evaluation was one episode, played many times."""
-        if self._episodes.all_alike and not self._told_alike:
+        if episodes.all_alike and not self._told_alike:
             self._told_alike = True
-            many = len(self._episodes.returns)
+            many = len(episodes.returns)
             warn(f"apex: {EVALUATOR}: all {many} episodes were identical, step by step; their mean is one return")

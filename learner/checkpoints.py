@@ -13,7 +13,9 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from apex.ports import LearnerPort
 from apex.say import warn
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 
+Take = Callable[[], tuple[dict, dict, dict]]
 _MAX_ERRNO = 4095  # as the kernel has it
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
@@ -117,7 +120,7 @@ class Checkpoints:
         """Whether a checkpoint is to be begun now."""
         return learner_steps >= self._due and self._writing is None and not self._owing & self._replay_ranks()
 
-    def begin(self, learner_steps: int, take) -> None:
+    def begin(self, learner_steps: int, take: Take) -> None:
         """Begin one: ``take()`` copies the learner's state and returns ``(state for torch.save, arrays, values)``.
 
         ``values["answers"]``, role -> index -> state, is what is kept of ranks that do not answer.
@@ -169,14 +172,14 @@ class Checkpoints:
             self._owing.discard(rank)
             writing = self._writing  # once it has all answers, its thread reads them: what comes later is too late
             if writing is not None and reply.number == writing.announced.number and not writing.answered.is_set():
-                self._writing.answers[role, index] = reply
+                writing.answers[role, index] = reply
                 if reply.error:
-                    self._writing.lose(f"{role} {index}: {os.strerror(reply.error)}")
+                    writing.lose(f"{role} {index}: {os.strerror(reply.error)}")
         if self._writing is not None:
             self._follow(self._writing)
         return bool(heard)
 
-    def last_is_over(self, learner_steps: int, take) -> bool:
+    def last_is_over(self, learner_steps: int, take: Take) -> bool:
         """Take the last checkpoint of the run, after one that is on its way; return whether it is whole, or is given up."""
         if self._writing is not None:
             self._give_up_in_time(self._writing)
@@ -226,7 +229,7 @@ class Checkpoints:
         return set(self.topology.replay_ranks_range)
 
 
-def to_cpu(value):
+def to_cpu(value: Any) -> Any:
     """Return a copy, on the CPU, of tensors in dictionaries and lists; what else there is stays."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
@@ -235,10 +238,10 @@ def to_cpu(value):
     return [to_cpu(item) for item in value] if isinstance(value, list) else value
 
 
-def _nbytes(value) -> int:
+def _nbytes(value: object) -> int:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value.nbytes
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    items: Iterable[object] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return sum(map(_nbytes, items))
 
 
@@ -256,4 +259,5 @@ def _make_latest(source: Path, latest: Path) -> None:
 
 
 def _in_words(error: OSError) -> str:
-    return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    why = error.strerror or str(error)
+    return why if error.filename is None else f"{why}: {error.filename}"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,7 +26,9 @@ _ROW_BYTES = 1 << 20  # left free by the log; a row takes one kilobyte
 class Record:
     """The run folder as the learner uses it. ``show(row)`` is called with every row of the log."""
 
-    def __init__(self, config: Config, topology: Topology, folder: RunFolder, preset: str, show=lambda row: None):
+    def __init__(
+        self, config: Config, topology: Topology, folder: RunFolder, preset: str, show: Callable[[dict], None] = lambda row: None
+    ):
         self.config, self.topology, self.folder, self.preset, self.show = config, topology, folder, preset, show
         self.hub = Hub(topology.num_actors, config.replay.ranks)
         self.scalars = Scalars(folder.tensorboard)
@@ -44,7 +47,7 @@ class Record:
         values = Counters.from_vector(EVALUATOR, report.vector)
         if values["evaluations"] <= self._evaluations:
             return
-        self._evaluations = values["evaluations"]
+        self._evaluations = int(values["evaluations"])
         self.eval_return, self.eval_episodes = float(values["eval_return"]), int(values["eval_episodes"])
 
     def reason_to_end(self, learner_steps: int, stop_requested: bool) -> str | None:
@@ -94,7 +97,7 @@ class Record:
         stem = folder / f"{number:04d}-after-step-{state['learner_steps']}"
         try:
             folder.mkdir(exist_ok=True)
-            np.savez(stem.with_suffix(".npz"), **views)
+            np.savez(stem.with_suffix(".npz"), **views)  # type: ignore[arg-type]  # none is called allow_pickle
             checkpoint.save(stem.with_suffix(".pt"), state)
             kept = f"{stem}.npz and .pt hold its batch and the networks"
         except OSError as failure:
@@ -107,6 +110,7 @@ class Record:
         row = self.write_row(last=True)
         with contextlib.suppress(OSError):
             self.scalars.close()
+        assert self.reason is not None, "the learner ends a run for a reason"
         result = make_result(
             self.reason, 0, row,
             eval_return=self.eval_return, eval_episodes=self.eval_episodes, wall_s=self.wall_s,

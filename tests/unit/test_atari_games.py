@@ -96,7 +96,7 @@ def test_an_evaluation_that_was_one_episode_is_told_of_once(noop_max, alike, cap
     for _ in range(2):
         evaluator.work()  # takes weights
         while evaluator._episodes is not None:
-            evaluator._step()
+            evaluator.work()
         evaluator._unreported = False
     assert capsys.readouterr().err.count("were identical") == int(alike)
     evaluator.close()

@@ -99,7 +99,7 @@ def test_the_return_that_is_told_is_that_of_the_weights_that_are_kept(tmp_path):
     evaluator = Evaluator(CONFIG, env_spec(CONFIG.env), port, tmp_path)
     evaluator._begin()
     while evaluator._episodes is not None:
-        evaluator._step()
+        evaluator.work()
     assert not told and kept(tmp_path) > 0, "kept before the learner can end the run because of it"
     evaluator.work()
     assert Counters.from_vector(EVALUATOR, told[0])["eval_return"] == kept(tmp_path)

@@ -150,7 +150,7 @@ def test_an_evaluation_in_which_environments_failed_starts_again(breaking, monke
     evaluator._episodes = Episodes(evaluator._envs, 0.0, 0, 1000)
     Breaking.steps = 15
     while evaluator._episodes is not None:
-        evaluator._step()
+        evaluator.work()
     evaluator.update_counters()  # as before every report
     assert evaluator.counters["env_restarts"] == 1
     assert evaluator.counters["evaluations"] == 1
@@ -209,7 +209,7 @@ def evaluate(evaluator):
     for _ in range(1000):
         if evaluator._episodes is None:
             return
-        evaluator._step()
+        evaluator.work()
 
 
 def test_evaluation_episodes_that_never_end_are_cut_and_one_line_says_so_once(endless, monkeypatch, capsys):
