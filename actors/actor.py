@@ -11,7 +11,7 @@ from actors.env_history import EnvHistory
 from actors.exploration import actor_epsilons, epsilon_greedy
 from actors.intake import Intake
 from apex import algorithms, seeds
-from apex.checkpoint_files import Part
+from apex.checkpoint import Part, Reader
 from apex.config import Config
 from apex.control import CheckpointAck, CheckpointRequest, EpsilonAssignment
 from apex.envs import GuardedEnvs, Timestep, VectorEnv, make_envs
@@ -19,7 +19,6 @@ from apex.metrics import Counters
 from apex.policy import Policy
 from apex.ports import ActorPort
 from apex.role import Role
-from apex.saved import Saved
 from apex.schema import EnvSpec
 from apex.state import fill, is_count, is_word, require
 from apex.topology import ACTOR
@@ -30,7 +29,7 @@ _STATE = {"env_seed": is_count, "steps": is_count, "q_version": is_word}
 class Actor(Role):
     """One vector of environments, one batched forward pass per step.
 
-    Goes on from ``saved`` where that is given: with its random state and counters and new episodes, or where
+    Goes on from ``reader`` where that is given: with its random state and counters and new episodes, or where
     all roles are in one process, whose checkpoints are in ``checkpoints``, from exactly where it was.
     """
 
@@ -38,14 +37,14 @@ class Actor(Role):
 
     def __init__(
         self, config: Config, spec: EnvSpec, port: ActorPort, index: int, num_actors: int,
-        checkpoints: Path = Path(), saved: Saved | None = None,
+        checkpoints: Path = Path(), reader: Reader | None = None,
     ):  # fmt: skip
         super().__init__(ACTOR, port, config.run.log_period_s)
         about = port.about or {"life": 0}
         envs, seed = config.actor.envs, config.run.seed
         self.config, self.index, self.checkpoints = config, index, checkpoints
         self._life = about["life"]
-        self._resumed_at = saved.learner_steps + 1 if saved is not None else 0
+        self._resumed_at = reader.learner_steps + 1 if reader is not None else 0
         self.env_seed = self._seed_of_attempt(0)
         self.envs = self._guarded_envs()
         self.policy = Policy(config, spec, port)
@@ -60,13 +59,13 @@ class Actor(Role):
         self._return = np.zeros(envs)  # full scores of the games that are being played
         if "counters" in about:  # those of the process whose place this one takes
             self.counters = Counters.from_vector(ACTOR, np.array(about["counters"]))
-        elif saved is not None and saved.exact:
-            with saved.reading(self._part):
-                self.load_state_dict(saved.state(self._part))
-        elif saved is not None:
-            with saved.reading(f"the answer of {ACTOR} {index}"):
-                self.counters.load_state_dict(saved.counters(ACTOR, index, num_actors))
-                rng = saved.answers(ACTOR).get(index, {}).get("rng")  # one that did not exist, or reply, keeps that of its seed
+        elif reader is not None and reader.exact:
+            with reader.reading(self._part):
+                self.load_state_dict(reader.state(self._part))
+        elif reader is not None:
+            with reader.reading(f"the answer of {ACTOR} {index}"):
+                self.counters.load_state_dict(reader.counters(ACTOR, index, num_actors))
+                rng = reader.answers(ACTOR).get(index, {}).get("rng")  # one that did not exist, or reply, keeps that of its seed
                 if rng is not None:
                     seeds.load_state_dict(self.rng, rng)
         self._restarts_before = self.counters["env_restarts"]

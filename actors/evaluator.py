@@ -10,6 +10,7 @@ import numpy as np
 
 from actors.best_weights import BestWeights
 from actors.exploration import epsilon_greedy
+from apex.checkpoint import Reader
 from apex.config import Config
 from apex.control import CheckpointAck, CheckpointRequest
 from apex.envs import GuardedEnvs, VectorEnv, make_envs
@@ -17,7 +18,6 @@ from apex.metrics import Counters
 from apex.policy import Policy
 from apex.ports import WeightsPort
 from apex.role import Role
-from apex.saved import Saved
 from apex.say import warn
 from apex.schema import EnvSpec
 from apex.state import is_number, is_word, require
@@ -80,7 +80,7 @@ class Evaluator(Role):
 
     port: WeightsPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort, checkpoints: Path, saved: Saved | None = None):
+    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort, checkpoints: Path, reader: Reader | None = None):
         super().__init__(EVALUATOR, port, config.run.log_period_s)
         self.config = config.evaluator
         self.policy = Policy(config, spec, port)
@@ -98,10 +98,10 @@ class Evaluator(Role):
         if port.about is not None:  # the counters of the process whose place this one takes
             self.counters = Counters.from_vector(EVALUATOR, np.array(port.about["counters"]))
         self._restarts_before = self.counters["env_restarts"]
-        if saved is not None and port.about is None:
-            with saved.reading(f"the answer of {EVALUATOR}"):
-                state = saved.answers(EVALUATOR).get(0, {})
-                self.load_state_dict({"next_steps": 0, "best_return": -math.inf, **state, "counters": saved.counters(EVALUATOR, 0, 1)})
+        if reader is not None and port.about is None:
+            with reader.reading(f"the answer of {EVALUATOR}"):
+                state = reader.answers(EVALUATOR).get(0, {})
+                self.load_state_dict({"next_steps": 0, "best_return": -math.inf, **state, "counters": reader.counters(EVALUATOR, 0, 1)})
 
     def work(self) -> bool:
         """Make one vector step of the running evaluation, or report it, or ask for the next weights."""

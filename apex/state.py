@@ -15,6 +15,11 @@ from typing import Any
 import numpy as np
 
 Check = Callable[[Any], bool]
+Checks = Mapping[str, "Check | Checks"]
+
+
+class Unfit(ValueError):
+    """A state that was not made by this program, or for another configuration; the message names the value."""
 
 
 def split(state: Mapping, path: str = "") -> tuple[dict, dict[str, np.ndarray]]:
@@ -43,25 +48,25 @@ def join(values: dict, arrays: Mapping[str, np.ndarray]) -> dict:
 
 
 def fill(array: np.ndarray, state: Mapping, name: str) -> None:
-    """Copy ``state[name]`` into ``array``; raises ValueError where its dtype or shape is another, KeyError where there is none."""
-    held = state[name]
+    """Copy ``state[name]`` into ``array``; raises :class:`Unfit` where its dtype or shape is another, or there is none."""
+    held = state.get(name)
     if not isinstance(held, np.ndarray) or (held.dtype, held.shape) != (array.dtype, array.shape):
-        raise ValueError(f"'{name}' is no {array.dtype}{list(array.shape)}")
+        raise Unfit(f"no usable '{name}', {array.dtype}{list(array.shape)}")
     array[...] = held
 
 
-def require(state: object, checks: Mapping[str, Check]) -> None:
-    """Raise ValueError naming the first value of ``state`` that is missing or of another kind."""
+def require(state: Any, checks: Checks, path: str = "") -> None:
+    """Raise :class:`Unfit` naming, by path, the first value of ``state`` that is missing or of another kind.
+
+    ``checks`` is name -> check, or for a state inside a dictionary again.
+    """
     if not isinstance(state, dict):
-        raise ValueError("no usable 'values'")
-    wrong = next((name for name, is_right in checks.items() if name not in state or not is_right(state[name])), None)
-    if wrong is not None:
-        raise ValueError(f"no usable '{wrong}'")
-
-
-def fits(checks: Mapping[str, Check]) -> Check:
-    """Return the check of a state inside another, see :func:`require`."""
-    return lambda value: isinstance(value, dict) and all(name in value and check(value[name]) for name, check in checks.items())
+        raise Unfit(f"no usable '{path[:-1] or 'values'}'")
+    for name, check in checks.items():
+        if isinstance(check, Mapping):
+            require(state.get(name), check, f"{path}{name}/")
+        elif name not in state or not check(state[name]):
+            raise Unfit(f"no usable '{path}{name}'")
 
 
 def is_count(value: Any) -> bool:
@@ -92,3 +97,8 @@ def list_of(is_right: Check, length: int | None = None) -> Check:
 def table_of(is_right: Check) -> Check:
     """Return the check of a dictionary with numbers as its keys, in decimal."""
     return lambda value: isinstance(value, dict) and all(key.isdecimal() and is_right(held) for key, held in value.items())
+
+
+def are_numbers(value: Any) -> bool:
+    """Whether it is a table of text -> number, such as counters are."""
+    return isinstance(value, dict) and all(map(is_number, value.values()))

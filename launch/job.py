@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from apex import checkpoint_files, look
+from apex import checkpoint, look
 from apex.config import Config
 from apex.look import Unreadable
 from apex.run_folder import RunFolder
@@ -243,7 +243,7 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
 
 def _tell_how_to_go_on(folder: RunFolder) -> None:
     try:
-        newest = next(iter(checkpoint_files.whole(folder.checkpoints)), None)
+        newest = next(iter(checkpoint.complete(folder.checkpoints)), None)
     except Unreadable as error:
         warn(f"apex: {error}")
         return

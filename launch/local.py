@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from apex.checkpoint import Reader
 from apex.config import Config
 from apex.role import Role
 from apex.run_folder import RunFolder
-from apex.saved import Saved
 from apex.schema import EnvSpec, limits
 from apex.topology import Topology
 from apex.transport.drive import StopSignals
@@ -16,14 +16,14 @@ from launch.roles import build, limit_torch_threads
 
 def run(
     config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str,
-    show=None, saved: Saved | None = None, signals: StopSignals | None = None,
+    show=None, reader: Reader | None = None, signals: StopSignals | None = None,
 ) -> None:  # fmt: skip
     """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
     world = LocalWorld(topology, limits(config, spec))
     ports = [world.port(rank) for rank in range(topology.size)]
     with importing():
         limit_torch_threads(config.learner.threads)
-        roles = [build(config, spec, topology, rank, port, folder, preset, show, saved) for rank, port in enumerate(ports)]
+        roles = [build(config, spec, topology, rank, port, folder, preset, show, reader) for rank, port in enumerate(ports)]
     try:
         step_in_turn(roles, signals or StopSignals())
     finally:

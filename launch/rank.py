@@ -11,10 +11,10 @@ from math import ceil
 from pathlib import Path
 
 from apex import envs, run_folder, run_lock
+from apex.checkpoint import Reader
 from apex.config import Config, ConfigError, to_toml
 from apex.ports import PeerLost
 from apex.run_folder import RunFolder, make_result, row_fault
-from apex.saved import Saved
 from apex.say import say, warn
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from launch import meeting, preflight, resume, world
@@ -241,12 +241,12 @@ def _be_role(
             resume.open_and_announce(checkpoint, config, topology.num_actors)
     if role_name == LEARNER:
         say(f"apex: {wait}")
-    saved = None if checkpoint is None else Saved(checkpoint, config, topology.num_actors)
+    reader = None if checkpoint is None else Reader(checkpoint, config, topology.num_actors)
     show = print_line if speaks else None
     with importing():
         if role_name != REPLAY:
             limit_torch_threads(threads(config, role_name))
-        role = build(config, spec, topology, rank, port, folder, preset, show, saved)
+        role = build(config, spec, topology, rank, port, folder, preset, show, reader)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
     drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
     meeting.build(rank)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 
-from apex import checkpoint_files, look, run_folder, saved
+from apex import checkpoint as checkpoint_format
 from apex import config as configuration
-from apex.config import Config, ConfigError, to_toml
+from apex import look, run_folder
+from apex.checkpoint import Corrupt, Reader
+from apex.config import Config, ConfigError, EnvConfig, fields, to_tables, to_toml
 from apex.run_folder import RunFolder
-from apex.saved import Saved
 from apex.say import say, warn
+from apex.state import require
+from apex.topology import LEARNER, REPLAY
+from replay_rank import persistence
 from replay_rank.index import index_class
+
+# What is stored (networks, transitions, masses) was made with these, and cannot go on with others.
+_FIXED = {
+    "env": tuple(name for name in fields(EnvConfig) if name != "max_restarts"),
+    "algorithm": ("name", "network", "hidden", "dueling", "n_step", "discount"),
+    "actor": ("intake_batch",),
+    "replay": ("alpha", "eps"),
+    "learner": ("optimizer",),
+}
+_OF_REPLAY = (("algorithm", "n_step"), ("algorithm", "discount"), ("actor", "intake_batch"), ("replay", "alpha"), ("replay", "eps"))
 
 CHECKPOINT_VARIABLE = "APEX_CHECKPOINT"  # set by `apex train` for the ranks it starts
 
@@ -36,8 +51,8 @@ def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Confi
 def choose(config: Config, folder: RunFolder) -> Path:
     """Return the newest whole checkpoint, which ``config`` can go on from; raises :class:`ConfigError` where there is none."""
     look.read(folder.checkpoints / "best.pt")  # else its score would be taken for none, and it be replaced
-    held, lost = saved.newest(folder.checkpoints, config)
-    saved.check(held, config)
+    held, lost = newest(folder.checkpoints, config)
+    _check_config(held, config)
     _check_index(held, config)
     folder.check_rows()
     if lost:
@@ -45,9 +60,9 @@ def choose(config: Config, folder: RunFolder) -> Path:
     return held.folder
 
 
-def _set_aside(held: Saved, lost: dict[str, str]) -> None:
+def _set_aside(held: Reader, lost: dict[str, str]) -> None:
     """Take damaged segments out of a checkpoint, by name; what then is missing costs its places when replay is restored."""
-    inside, total = held.transitions(lost)
+    inside, total = persistence.count_transitions(held, lost)
     for name, what in lost.items():
         aside = held.folder / f"damaged-{name}"
         try:
@@ -69,18 +84,18 @@ def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:
     try:
         for name in ("result.json", "error.txt"):
             (folder.path / name).unlink(missing_ok=True)
-        folder.cut_rows(Saved(checkpoint, config, 0).values("learner")["record"]["wall_s"])
+        folder.cut_rows(Reader(checkpoint, config, 0).values(LEARNER)["record"]["wall_s"])
         folder.write_config(to_toml(config))
         folder.reserve()
-        checkpoint_files.remove_leftovers(folder.checkpoints)
+        checkpoint_format.remove_leftovers(folder.checkpoints)
     except OSError as error:
         raise ConfigError(f"run {folder.path} cannot be written to: {error.strerror}") from None
     _remove_newer(folder.checkpoints, checkpoint)
 
 
-def open_and_announce(checkpoint: Path, config: Config, num_actors: int) -> Saved:
+def open_and_announce(checkpoint: Path, config: Config, num_actors: int) -> Reader:
     """Say from what the run goes on, and return it."""
-    held = Saved(checkpoint, config, num_actors)
+    held = Reader(checkpoint, config, num_actors)
     episodes = "every environment goes on where it was" if held.exact else "environments begin new episodes"
     say(f"apex: {checkpoint}: resuming at {held.learner_steps} learner steps; {episodes}")
     return held
@@ -88,16 +103,105 @@ def open_and_announce(checkpoint: Path, config: Config, num_actors: int) -> Save
 
 def _remove_newer(checkpoints: Path, checkpoint: Path) -> None:
     """Set those aside that were refused: a run that goes on would come upon their names again."""
-    for newer in checkpoint_files.whole(checkpoints):
-        if checkpoint_files.steps_of(newer) > checkpoint_files.steps_of(checkpoint):
+    for newer in checkpoint_format.complete(checkpoints):
+        if checkpoint_format.steps_of(newer) > checkpoint_format.steps_of(checkpoint):
             aside = newer.with_name(f"damaged-{newer.name}")
             with contextlib.suppress(OSError):
                 os.replace(newer, aside)
                 warn(f"apex: {newer} is now called {aside.name}")
 
 
-def _check_index(held: Saved, config: Config) -> None:
+def _check_index(held: Reader, config: Config) -> None:
     """A mass is a power of a priority or, by rank, the priority itself."""
     old, new = held.config["replay"]["index"], config.replay.index
     if held.has_replay and index_class(old).rule != index_class(new).rule:
         raise ConfigError(f"replay.index = '{new}' draws by another rule than '{old}', with which {held.folder} was made; leave it out")
+
+
+def newest(checkpoints: Path, config: Config) -> tuple[Reader, dict[str, str]]:
+    """Return the newest checkpoint that can be used, and what is wrong with each of its segments that are lost.
+
+    A segment costs its own places. One with anything else damaged is named and passed over. Raises
+    :class:`ConfigError` where none is left, and where one cannot be looked at.
+    """
+    for folder in checkpoint_format.complete(checkpoints):
+        try:
+            _, wrong = checkpoint_format.examine(folder)
+            held = Reader(folder, config, 0)
+            _refuse_all_but_segments(held, wrong)
+            _check_parts(held)
+            return held, wrong
+        except Corrupt as damaged:
+            warn(f"apex: {damaged}; it is passed over")
+    raise ConfigError(f"there is no whole checkpoint in {checkpoints} to resume from; without --resume a new run begins")
+
+
+def _check_parts(held: Reader) -> None:
+    """Raise :class:`Corrupt` for a part that every run reads and whose values are not of this program."""
+    from learner import learner  # imports torch, which only the process that begins a run needs here
+
+    for section in _FIXED:
+        held.require_field(section)
+    held.require_field("replay", "index")
+    with held.reading(f"{LEARNER}.json"):
+        require(held.values(LEARNER), learner.STATE)
+    for index in range(held.replay_ranks):
+        persistence.read_part(held, index)
+
+
+def _refuse_all_but_segments(held: Reader, wrong: dict[str, str]) -> None:
+    """Raise :class:`Corrupt` for a file that holds anything but places of replay: the parts that list those come first."""
+    listed = {name for name in wrong if name.endswith(".bin")}
+    others = [name for name in wrong if name not in listed]
+    if not others and wrong and held.has_replay:
+        segments = persistence.segment_files(held)
+        others = [name for name in wrong if name not in segments]
+    elif not others:
+        others = list(wrong)
+    for name in others:
+        raise Corrupt(f"checkpoint {held.folder}: {name} {wrong[name]}")
+
+
+def _check_config(held: Reader, config: Config) -> None:
+    """Raise :class:`ConfigError`, naming the field, where a run of ``config`` cannot go on from ``held``."""
+    now = to_tables(config)
+    for section, names in _FIXED.items():
+        for name in names or now[section]:
+            before = held.config[section].get(name, now[section][name])
+            free = not held.has_replay and (section, name) in _OF_REPLAY
+            if now[section][name] != before and not free:
+                raise ConfigError(
+                    f"{section}.{name} = {now[section][name]!r} cannot go on from {held.folder}, made with {before!r}; leave it out"
+                )
+    _check_capacity(held, config)
+    _check_limits(held, config)
+
+
+def _check_limits(held: Reader, config: Config) -> None:
+    """Refuse to go on where a limit of the run has been reached: it would end at once."""
+    run, record = config.run, held.values(LEARNER)["record"]
+    if held.learner_steps >= run.max_learner_steps:
+        raise ConfigError(
+            f"run.max_learner_steps = {run.max_learner_steps} has been reached at {held.folder}; "
+            f"raise it, for example --set run.max_learner_steps={2 * held.learner_steps}"
+        )
+    if run.max_wall_s and record["wall_s"] >= run.max_wall_s:
+        raise ConfigError(
+            f"run.max_wall_s = {run.max_wall_s:g} has been reached at {held.folder}, after {record['wall_s']:.0f} s; "
+            f"raise it, for example --set run.max_wall_s={math.ceil(2 * record['wall_s'])}"
+        )
+    if run.stop_at_target and record["eval_return"] >= run.target_return:
+        raise ConfigError(
+            f"run.target_return = {run.target_return:g} has been reached at {held.folder}, with {record['eval_return']:g}; "
+            "raise it, or do not stop there: --set run.stop_at_target=false"
+        )
+
+
+def _check_capacity(held: Reader, config: Config) -> None:
+    batches = sum(held.values(f"{REPLAY}-{index}")["places"] for index in range(held.replay_ranks)) if held.has_replay else 0
+    least = batches * config.actor.intake_batch
+    if config.replay.capacity < least:
+        raise ConfigError(
+            f"replay.capacity = {config.replay.capacity} is below the contents of {held.folder}: "
+            f"{batches} intake batches, for which the least is {least}"
+        )

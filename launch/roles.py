@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from apex.checkpoint import Reader
 from apex.config import Config
 from apex.role import Role
 from apex.run_folder import RunFolder
-from apex.saved import Saved
 from apex.say import say
 from apex.schema import EnvSpec
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
@@ -14,28 +14,28 @@ from launch.view import line
 
 def build(
     config: Config, spec: EnvSpec, topology: Topology, rank: int, port,
-    folder: RunFolder, preset: str, show=None, saved: Saved | None = None,
+    folder: RunFolder, preset: str, show=None, reader: Reader | None = None,
 ) -> Role:  # fmt: skip
-    """Return the role of a world rank, which goes on from ``saved``. Imports only what that role needs: a replay rank has no torch."""
+    """Return the role of a world rank, which goes on from ``reader``. Imports only what that role needs: a replay rank has no torch."""
     role, index = topology.role(rank)
     if role == REPLAY:
         from replay_rank.service import ReplayService
 
-        return ReplayService(config, spec, port, index, folder.checkpoints, saved)
+        return ReplayService(config, spec, port, index, folder.checkpoints, reader)
     if role == LEARNER:
         from learner.learner import Learner
         from learner.record import Record
 
         record = Record(config, topology, folder, preset, show or (lambda row: None))
-        return Learner(config, spec, port, topology, record, saved)
+        return Learner(config, spec, port, topology, record, reader)
     if role == EVALUATOR:
         from actors.evaluator import Evaluator
 
-        return Evaluator(config, spec, port, folder.checkpoints, saved)
+        return Evaluator(config, spec, port, folder.checkpoints, reader)
     assert role == ACTOR
     from actors.actor import Actor
 
-    return Actor(config, spec, port, index, topology.num_actors, folder.checkpoints, saved)
+    return Actor(config, spec, port, index, topology.num_actors, folder.checkpoints, reader)
 
 
 def limit_torch_threads(threads: int) -> None:

@@ -94,12 +94,12 @@ def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFol
     memory.check(config, spec, topology)
     signals = StopSignals(forces=True)
     path, checkpoint = begin(config, preset, resumed)
-    folder, saved = RunFolder(path), None
+    folder, reader = RunFolder(path), None
     try:
         view.announce(config, topology, folder.path)
         if checkpoint is not None:
-            saved = open_and_announce(checkpoint, config, topology.num_actors)
-        local.run(config, spec, topology, folder, preset, print_line, saved, signals)
+            reader = open_and_announce(checkpoint, config, topology.num_actors)
+        local.run(config, spec, topology, folder, preset, print_line, reader, signals)
     except Forced as forced:
         write_error_result(folder, config, topology, preset, forced.status, "killed")
         view.conclude(folder)

@@ -15,7 +15,7 @@ from apex.metrics import Counters
 from apex.ports import LOST, REPLACED, Change, LearnerPort, PeerLost
 from apex.say import warn
 from apex.topology import Topology
-from learner.checkpoints import Checkpoints
+from learner.checkpointing import Checkpoints
 from learner.record import Record
 
 _STARTS_S = 120.0  # importing and making environments, before the first report

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from apex.state import is_number, list_of, require
+
+STATE = {"smallest": list_of(is_number)}
+
 
 class ImportanceWeights:
     """is_weight_i = (1 / (size * probability_i))^beta, divided by its maximum.
@@ -29,3 +33,13 @@ class ImportanceWeights:
             self.smallest[replay] = views["minimum"][0] / views["total"][0]
             smallest = self.smallest.min()
         return ((smallest / probability) ** self.beta).astype(np.float32)
+
+    def state_dict(self) -> dict:
+        """Return ``smallest`` as a list."""
+        return {"smallest": self.smallest.tolist()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict`` of as many replay ranks; of another number, what is heard next is all there is."""
+        require(state, STATE)
+        if len(state["smallest"]) == len(self.smallest):
+            self.smallest[:] = state["smallest"]

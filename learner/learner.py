@@ -5,31 +5,43 @@ from __future__ import annotations
 import numpy as np
 
 from apex import weights
+from apex.checkpoint import Reader
 from apex.config import Config
 from apex.control import no_more_intake
 from apex.metrics import Counters
 from apex.ports import LearnerPort
 from apex.role import Role
-from apex.saved import Saved
 from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
+from apex.state import are_numbers, is_count, require, table_of
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from learner import importance
+from learner import record as run_log
 from learner.checked import what_is_wrong
-from learner.checkpoints import Checkpoints, to_cpu
+from learner.checkpointing import Checkpoints, to_cpu
 from learner.company import Company
 from learner.importance import ImportanceWeights
 from learner.record import Record
 from learner.train_step import NotFinite, StepResult, TrainStep
 
+_ARE_REPLIES = table_of(lambda state: isinstance(state, dict) and are_numbers(state.get("counters")))
+STATE = {
+    "record": run_log.STATE, "importance": importance.STATE, "counters": are_numbers,
+    "param_version": is_count, "turn": is_count, "requested": is_count,
+    "answers": lambda value: isinstance(value, dict) and value.keys() <= {ACTOR, EVALUATOR} and all(map(_ARE_REPLIES, value.values())),
+}  # fmt: skip
+
 
 class Learner(Role):
     """Algorithm 2 of Horgan et al. 2018, with ``learner.prefetch`` sample batches always asked for in advance.
 
-    Goes on from ``saved`` where that is given.
+    Goes on from ``reader`` where that is given.
     """
 
     port: LearnerPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, record: Record, saved: Saved | None = None):
+    def __init__(
+        self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, record: Record, reader: Reader | None = None
+    ):
         super().__init__(LEARNER, port, config.run.log_period_s)
         self.config, self.record = config, record
         self.train = TrainStep(config, spec)
@@ -39,13 +51,12 @@ class Learner(Role):
         self._turn = self._requested = 0  # replay rank that is asked next; batches asked for
         self._param_version = 0
         self._said_last_word = False
-        steps = -1 if saved is None else saved.learner_steps
+        steps = -1 if reader is None else reader.learner_steps
         self.checkpoints = Checkpoints(config, topology, record.folder.checkpoints, port, steps)
-        if saved is None:
+        if reader is None:
             self._publish()
         else:
-            with saved.reading(LEARNER):
-                self._resume(saved)
+            self._resume(reader)
         self.company: Company | None = None
         if config.run.tolerate == "actors":
             self.company = Company(config, topology, port, self.counters, record, self.checkpoints)
@@ -124,7 +135,7 @@ class Learner(Role):
         """Go on without the step, its priorities as they were; keep what it was made from. Too many end the run."""
         self.counters.add("skipped_steps")
         skipped = int(self.counters["skipped_steps"])
-        self.record.keep_skipped(skipped, error, views, self.train.state())
+        self.record.keep_skipped(skipped, error, views, self.train.state_dict())
         if skipped > self.config.learner.max_skipped_steps:
             raise error
 
@@ -170,34 +181,52 @@ class Learner(Role):
             self.checkpoints.begin(steps, self._copies)
         return due
 
-    def _copies(self) -> tuple[dict, dict, dict]:
-        """Return copies of all that this rank goes on from: tensors, arrays and plain values."""
+    def _copies(self) -> tuple[dict, dict]:
+        """Return copies of all that this rank goes on from: the tensors of ``train``, and the rest."""
         self.train.check_finite()
-        on_their_way, transport = self.port.state() if hasattr(self.port, "state") else ({}, None)
-        values = {
-            "counters": self.counters.state_dict(), "param_version": self._param_version, "turn": self._turn,
-            "requested": self._requested, "smallest": self.importance.smallest.tolist(), "transport": transport,
-            "record": self.record.state_dict(), "answers": self.record.last_reports(),
-        }  # fmt: skip
-        return to_cpu(self.train.state()), on_their_way, values
+        return to_cpu(self.train.state_dict()), self.state_dict()
 
-    def _resume(self, saved: Saved) -> None:
-        values, topology = saved.values(LEARNER), self.record.topology
-        self.train.load_state(saved.folder / f"{LEARNER}.pt")
-        if self.train.learner_steps != saved.learner_steps:
-            raise ValueError(f"{LEARNER}.pt is of learner step {self.train.learner_steps}")
-        self.counters.load_state_dict(values["counters"])
-        self._param_version = values["param_version"]
-        if saved.replay_ranks == topology.replay_ranks:
-            self.importance.smallest[:] = values["smallest"]
-        ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
-        reports = {role: [self._vector(role, saved.counters(role, i, n)) for i in range(n)] for role, n in ranks.items()}
-        self.record.load_state_dict(values["record"], reports | {LEARNER: [self.counters.vector()]})
-        if saved.exact:
-            self._turn, self._requested = values["turn"], values["requested"]
-            self.port.restore(saved.arrays(LEARNER), values["transport"])
-        else:
+    def state_dict(self) -> dict:
+        """Return what the learner goes on from beside ``train``, whose tensors have a file of their own."""
+        values = {"param_version": self._param_version, "turn": self._turn, "requested": self._requested}
+        owned = {"counters": self.counters, "importance": self.importance, "record": self.record}
+        state = values | {name: owner.state_dict() for name, owner in owned.items()}
+        return state | {"answers": self.record.last_reports(), "transport": self._on_their_way()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``, but for the record, which needs the reports of all ranks, and what was on its way."""
+        require(state, STATE)
+        self.counters.load_state_dict(state["counters"])
+        self.importance.load_state_dict(state["importance"])
+        self._param_version = state["param_version"]
+
+    def _on_their_way(self) -> dict:
+        """Return the messages in flight, which only a world of one process can tell."""
+        if self.config.run.transport != "local":
+            return {}
+        arrays, values = self.port.state()
+        return {"arrays": arrays, "values": values}
+
+    def _resume(self, reader: Reader) -> None:
+        with reader.reading(f"{LEARNER}.pt"):
+            self.train.load_state_dict(reader.tensors(LEARNER))
+            if self.train.learner_steps != reader.learner_steps:
+                raise ValueError(f"it is of learner step {self.train.learner_steps}")
+        with reader.reading(f"{LEARNER}.json"):
+            state = reader.state(LEARNER)
+            self.load_state_dict(state)
+            self.record.load_state_dict(state["record"], self._reports(reader) | {LEARNER: [self.counters.vector()]})
+            if reader.exact:
+                self._turn, self._requested = state["turn"], state["requested"]
+                self.port.restore(state["transport"]["arrays"], state["transport"]["values"])
+        if not reader.exact:
             self._publish()
+
+    def _reports(self, reader: Reader) -> dict[str, list[np.ndarray]]:
+        """Return the reports that a checkpoint stands for, role -> vectors by index."""
+        topology = self.record.topology
+        ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
+        return {role: [self._vector(role, reader.counters(role, i, n)) for i in range(n)] for role, n in ranks.items()}
 
     @staticmethod
     def _vector(role: str, state: dict[str, float]) -> np.ndarray:

@@ -11,15 +11,17 @@ from collections.abc import Callable
 import numpy as np
 
 from apex import checkpoint
-from apex.checkpoint_files import check_room
 from apex.config import Config
+from apex.files import check_room
 from apex.metrics import Counters, Hub
 from apex.ports import Report
 from apex.run_folder import RunFolder, make_result
 from apex.say import warn
+from apex.state import is_amount, is_number, require
 from apex.tensorboard_log import Scalars
 from apex.topology import ACTOR, EVALUATOR, Topology
 
+STATE = {"wall_s": is_amount, "eval_return": is_number, "eval_episodes": is_amount, "evaluations": is_amount}
 _ROW_BYTES = 1 << 20  # left free by the log; a row takes one kilobyte
 
 
@@ -78,6 +80,7 @@ class Record:
 
     def load_state_dict(self, state: dict, reports: dict[str, list[np.ndarray]]) -> None:
         """Go on from ``state_dict`` and from reports, role -> vectors by index."""
+        require(state, STATE)
         self.started -= state["wall_s"]
         self.eval_return, self.eval_episodes = state["eval_return"], state["eval_episodes"]
         self._evaluations = state["evaluations"]

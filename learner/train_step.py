@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from apex import algorithms, checkpoint, seeds
+from apex import algorithms, seeds
 from apex.config import Config, ConfigError, LearnerConfig
 from apex.schema import EnvSpec
 from learner.rmsprop import CentredRMSprop
@@ -87,8 +86,8 @@ class TrainStep:
             if not torch.isfinite(parameter).all():
                 raise FloatingPointError(f"after learner step {self.learner_steps} the parameter '{name}' is not finite")
 
-    def state(self) -> dict:
-        """Return networks, optimiser, step count and torch's random state for a checkpoint."""
+    def state_dict(self) -> dict:
+        """Return networks, optimiser, step count and torch's random state; as torch does, without copying."""
         cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return {
             "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
@@ -98,17 +97,12 @@ class TrainStep:
             "learner_steps": self.learner_steps,
         }
 
-    def load_state(self, path: Path) -> None:
-        """Go on from what ``state`` returned, saved at ``path``; raises :class:`ConfigError` where that does not fit or cannot be read."""
-        state = checkpoint.load(path)
-        try:
-            self.online.load_state_dict(state["online"])
-            self.target.load_state_dict(state["target"])
-            self._load_optimizer(state["optimizer"])
-            self.learner_steps, self._random = int(state["learner_steps"]), _checked_random(state["random"])
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
-            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            raise ConfigError(f"checkpoint {path} does not belong to this run's configuration: {why}") from None
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``; raises what torch does, or ValueError, where it is of another configuration."""
+        self.online.load_state_dict(state["online"])
+        self.target.load_state_dict(state["target"])
+        self._load_optimizer(state["optimizer"])
+        self.learner_steps, self._random = int(state["learner_steps"]), _checked_random(state["random"])
 
     def _load_optimizer(self, state: dict) -> None:
         """Take averages and counts from ``state``; step size, epsilon and decay are those of this configuration."""

@@ -12,6 +12,9 @@ so the ratio of samples to inserts after warm-up stays at ``samples_per_insert``
 from __future__ import annotations
 
 from apex.config import Config, ConfigError
+from apex.state import is_count, require
+
+STATE = {"inserted": is_count, "sampled": is_count}
 
 
 class RateLimiter:
@@ -41,6 +44,15 @@ class RateLimiter:
         """Record transitions inserted and sampled."""
         self.inserted += inserted
         self.sampled += sampled
+
+    def state_dict(self) -> dict:
+        """Return ``inserted`` and ``sampled``, transitions."""
+        return {"inserted": self.inserted, "sampled": self.sampled}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``."""
+        require(state, STATE)
+        self.inserted, self.sampled = state["inserted"], state["sampled"]
 
     def _owed(self) -> float:
         return self.ratio * self.inserted - self.sampled

@@ -12,11 +12,19 @@ import numpy as np
 import native
 from apex.config import Config
 from apex.schema import EnvSpec, intake_layout
+from apex.state import Checks, fill, is_count, require
 from replay_rank.index import make_index
 from replay_rank.store import FrameStore
+from replay_rank.strata import STATE as STRATA_STATE
 from replay_rank.strata import Strata
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+COUNTS = ("inserted", "sampled", "stale_updates")
+STATE: Checks = {
+    **dict.fromkeys((*COUNTS, "landing", "newest_generation"), is_count), "strata": STRATA_STATE,
+    "slots": lambda value: is_count(value) and value > 0,
+}  # fmt: skip
 
 
 def ring_places(config: Config) -> int:
@@ -103,11 +111,22 @@ class Replay:
         """The place of the ring that the next batch is received into."""
         return self._landing
 
-    def take_over(self, mass: np.ndarray, landing: int) -> None:
-        """Go on with another's masses (float64[slots], as its index saved them), once ring, counts and generations are in place."""
-        self.index.load(mass)
-        self.size = int(self.count.sum())
-        self._landing = landing
+    def state_dict(self) -> dict:
+        """Return all but the ring itself, which is written and read where it lies (:mod:`replay_rank.persistence`)."""
+        state = {"inserted": self.inserted, "sampled": self.sampled, "stale_updates": self.stale_updates}
+        state |= {"landing": self._landing, "slots": self.slots, "newest_generation": int(self.generation.max())}
+        arrays = {"generation": self.generation.copy(), "count": self.count.copy()}
+        return state | arrays | {"index": self.index.state_dict(), "strata": self.strata.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``, once the ring holds the batches. Raises ValueError where it is of another ring."""
+        require(state, STATE)
+        fill(self.generation, state, "generation")
+        fill(self.count, state, "count")
+        self.index.load_state_dict(state["index"])
+        self.strata.load_state_dict(state["strata"])
+        self.inserted, self.sampled, self.stale_updates = (state[name] for name in COUNTS)
+        self.size, self._landing = int(self.count.sum()), state["landing"]
 
     def check(self) -> None:
         """Raise AssertionError where the index, the counts and the masses disagree."""

@@ -9,20 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from apex import seeds
-from apex.checkpoint_files import Part
+from apex.checkpoint import Part, Reader
 from apex.config import Config
 from apex.control import CheckpointAck, CheckpointRequest
 from apex.ports import IntakeEvent, PriorityEvent, ReplayPort, SampleRequestEvent
 from apex.role import Role
-from apex.saved import Saved
 from apex.say import say
 from apex.schema import EnvSpec, intake_layout, priority_layout, sample_layout
+from apex.state import split
 from apex.topology import REPLAY
 from replay_rank.index import index_class
+from replay_rank.persistence import Restore, Segments, live_places
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay, ring_places
-from replay_rank.restore import Restore, snapshot
-from replay_rank.segments import Segments
 
 Event = IntakeEvent | SampleRequestEvent | PriorityEvent
 # A sample batch takes as long to gather as dozens of intake batches take to insert: with one for one, a learner that
@@ -33,12 +32,14 @@ _EVENTS_PER_ANSWER = 16
 class ReplayService(Role):
     """Receives intake into the ring, answers sample requests, applies priorities.
 
-    Checkpoints are written into a folder in ``checkpoints``; it goes on from ``saved`` where that is given.
+    Checkpoints are written into a folder in ``checkpoints``; it goes on from ``reader`` where that is given.
     """
 
     port: ReplayPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: ReplayPort, index: int, checkpoints: Path = Path(), saved: Saved | None = None):
+    def __init__(
+        self, config: Config, spec: EnvSpec, port: ReplayPort, index: int, checkpoints: Path = Path(), reader: Reader | None = None
+    ):
         super().__init__(REPLAY, port, config.run.log_period_s)
         self.name, self.checkpoints, self._keeps_ring = f"{REPLAY}-{index}", checkpoints, config.replay.checkpoint
         self._at_once = config.run.transport == "local"  # where each rank's turn waits for the others' anyhow
@@ -51,8 +52,8 @@ class ReplayService(Role):
         self._open_requests = 0
         self.segments = Segments(checkpoints, self.name, self.replay.store.buffer, config.replay.ranks)
         self._request: CheckpointRequest | None = None  # what has not been acknowledged
-        if saved is not None:
-            self._resume(config, saved, index)
+        if reader is not None:
+            self._resume(config, reader, index)
         self.counters.set("capacity", config.replay.capacity // config.replay.ranks)
 
     def work(self) -> bool:
@@ -81,16 +82,20 @@ class ReplayService(Role):
     def on_checkpoint(self, request: CheckpointRequest) -> None:
         """Begin to write ring, masses and counts beside the service."""
         self.update_counters()
-        live, arrays, values = snapshot(self.replay, self.limiter)
-        values |= {"counters": self.counters.state_dict(), "open_requests": self._open_requests}
+        state = self.state_dict()
         if self._keeps_ring:
             self._request = request
-            self.segments.begin(request, live, arrays["generation"], arrays, values)
+            self.segments.begin(request, live_places(self.replay.count, self.replay.landing_place), state)
             if self._at_once:
                 self.segments.wait()
                 self._acknowledge()
         else:
-            self.port.answer(CheckpointAck(request.number, self._write_values(request, values), {}).words(REPLAY))
+            self.port.answer(CheckpointAck(request.number, self._write_values(request, state), {}).words(REPLAY))
+
+    def state_dict(self) -> dict:
+        """Return all that the rank goes on from, but the ring."""
+        state = {"replay": self.replay.state_dict(), "limiter": self.limiter.state_dict(), "counters": self.counters.state_dict()}
+        return {**state, "open_requests": self._open_requests}
 
     def waiting_for(self) -> str:
         """Say what the rank waits for."""
@@ -110,12 +115,12 @@ class ReplayService(Role):
             return None
         return self.replay.landing()
 
-    def _resume(self, config: Config, saved: Saved, index: int) -> None:
-        Restore(saved, index, config.replay.ranks)(self.replay, self.limiter, self.segments)
-        with saved.reading(self.name):
-            self.counters.load_state_dict(saved.counters(REPLAY, index, config.replay.ranks))
-        if saved.exact:
-            self._open_requests = saved.values(self.name)["open_requests"]
+    def _resume(self, config: Config, reader: Reader, index: int) -> None:
+        Restore(reader, index, config.replay.ranks)(self.replay, self.limiter, self.segments)
+        with reader.reading(f"{self.name}.json"):
+            self.counters.load_state_dict(reader.counters(REPLAY, index, config.replay.ranks))
+            if reader.exact:
+                self._open_requests = reader.values(self.name)["open_requests"]
 
     def _acknowledge(self) -> None:
         request = self._request
@@ -124,8 +129,9 @@ class ReplayService(Role):
             self.port.answer(CheckpointAck(request.number, error, {}).words(REPLAY))
             self._request = None
 
-    def _write_values(self, request: CheckpointRequest, values: dict) -> int:
+    def _write_values(self, request: CheckpointRequest, state: dict) -> int:
         """Write what there is without the ring; return 0 or the error number."""
+        values, _ = split(state)
         try:
             Part(request.partial(self.checkpoints), self.name).finish(values)
             return 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from apex.state import require
+
 STATE_DTYPE = np.dtype(np.uint64)
+STATE = {"state": lambda value: type(value) is int and 0 <= value < 2**64}
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _ODD = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 
@@ -21,6 +24,15 @@ class Strata:
 
     def __init__(self, seed: int):
         self.state = np.array([seed], STATE_DTYPE)
+
+    def state_dict(self) -> dict:
+        """Return ``state``, an int in [0, 2^64)."""
+        return {"state": int(self.state[0])}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``."""
+        require(state, STATE)
+        self.state[0] = state["state"]
 
     def uniforms(self, k: int) -> np.ndarray:
         """Return the next k numbers, float64[k] in [0, 1), multiples of 2^-52."""

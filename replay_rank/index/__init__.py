@@ -147,6 +147,14 @@ class PriorityIndex(abc.ABC):
             raise ValueError(f"load needs a mass for each of {self.capacity} slots, got {mass.size}")
         return self.set_range(0, mass)
 
+    def state_dict(self) -> dict:
+        """Return ``mass`` float64[capacity], from which the same index is made again, or another of the same rule."""
+        return {"mass": self.save()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state_dict``. Raises as `load` does, KeyError without a mass."""
+        self.load(state["mass"])
+
     def describe(self) -> str:
         """What it is, what runs it and what it takes, in words for a log."""
         return f"{self.name} ({self.backend}), {self.capacity} slots, {self.nbytes / 2**20:.1f} MiB"

@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from apex import checkpoint_files
+from apex import checkpoint
 from apex import config as configuration
+from apex.checkpoint import Reader
 from apex.envs import env_spec
 from apex.run_folder import RunFolder
-from apex.saved import Saved
+from replay_rank.persistence import Restore, Segments
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay
-from replay_rank.restore import Restore
-from replay_rank.segments import Segments
 
 TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
 SMALL = {
@@ -57,13 +56,13 @@ class Runs:
 
     def newest(self) -> int:
         """Return the learner steps of the newest checkpoint, -1 while there is none."""
-        return max(map(checkpoint_files.steps_of, checkpoint_files.whole(self.folder.checkpoints)), default=-1)
+        return max(map(checkpoint.steps_of, checkpoint.complete(self.folder.checkpoints)), default=-1)
 
-    def saved(self) -> Saved:
+    def saved(self) -> Reader:
         """Return the newest checkpoint, after every byte of it has been checked."""
-        folder = checkpoint_files.whole(self.folder.checkpoints)[0]
-        checkpoint_files.verify(folder)
-        return Saved(folder, configuration.load(str(self.folder.config_path)), 1)
+        folder = checkpoint.complete(self.folder.checkpoints)[0]
+        checkpoint.verify(folder)
+        return Reader(folder, configuration.load(str(self.folder.config_path)), 1)
 
 
 def seal_again(folder) -> None:
@@ -86,14 +85,15 @@ def kill_all(job) -> None:
     job.process.wait()
 
 
-def check_tree(saved: Saved) -> None:
+def check_tree(saved: Reader) -> None:
     """Check that every replay rank's index is, to the last bit, that of its leaves, and its leaves those that were saved."""
     config = configuration.from_tables([("saved", saved.config)])
     for index in range(saved.replay_ranks):
         replay = Replay(config, env_spec(config.env), np.random.default_rng(0))
         Restore(saved, index, saved.replay_ranks)(replay, RateLimiter(config), Segments(saved.folder.parent, "", replay.store.buffer))
         replay.check()
-        mass, fresh = saved.arrays(f"replay-{index}")["mass"], Replay(config, env_spec(config.env), np.random.default_rng(0)).index
+        mass = saved.state(f"replay-{index}")["replay"]["index"]["mass"]
+        fresh = Replay(config, env_spec(config.env), np.random.default_rng(0)).index
         assert replay.index.save().tobytes() == mass.tobytes()
         assert (replay.index.total, replay.index.minimum) == fresh.load(mass)
 
@@ -151,7 +151,7 @@ def last_state(folder: RunFolder, steps: int) -> list[bytes]:
         with np.load(path / f"{name}.npz") as arrays:
             parts += [arrays[key].tobytes() for key in sorted(arrays.files) if key not in ("segment", "row")]
     values = json.loads((path / "learner.json").read_text())["values"]
-    return [*parts, json.dumps([values["answers"]["actor"]["0"][:6], values["transport"], values["smallest"]]).encode()]
+    return [*parts, json.dumps([values["answers"]["actor"]["0"]["rng"], values["transport"], values["importance"]]).encode()]
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_w
 def test_a_damaged_file_costs_its_checkpoint_and_a_damaged_segment_its_places_only(start, tmp_path, transport, damaged):
     runs = Runs(start, tmp_path / "runs", transport)
     assert runs.begin(run__max_learner_steps=70).wait(ENDS_S).returncode == 0
-    newest, before = checkpoint_files.whole(runs.folder.checkpoints)[:2]
+    newest, before = checkpoint.complete(runs.folder.checkpoints)[:2]
     path = next(newest.glob(damaged))
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -190,7 +190,7 @@ def test_a_damaged_file_costs_its_checkpoint_and_a_damaged_segment_its_places_on
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert f"{newest.name}: {path.name} has been changed" in ended.stderr
     goes_on_from, is_lost = (newest, True) if damaged == "*.bin" else (before, False)
-    assert f"resuming at {checkpoint_files.steps_of(goes_on_from)} learner steps" in ended.stdout
+    assert f"resuming at {checkpoint.steps_of(goes_on_from)} learner steps" in ended.stdout
     assert ("replay transitions are lost" in ended.stderr) == is_lost
     assert runs.saved().learner_steps == 90
     check_log(runs.folder)

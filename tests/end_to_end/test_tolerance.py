@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from apex import checkpoint_files
+from apex import checkpoint
 from apex.run_folder import RunFolder
 from launch.mpirun import find_mpirun
 
@@ -95,7 +95,7 @@ def check_failed(run, ended, *lines: str) -> None:
     result = run.folder.result()
     assert result["status"] != 0 and result["reason"] in ({"error"} if run.transport == "mpi" else {"error", "killed"})
     assert any(line in ended.stderr for line in lines)
-    checkpoint_files.verify(checkpoint_files.whole(run.folder.checkpoints)[0])
+    checkpoint.verify(checkpoint.complete(run.folder.checkpoints)[0])
     assert f"apex train --resume {run.folder.path.resolve()}" in ended.stdout
 
 
@@ -135,7 +135,7 @@ def test_an_actor_that_raises_tells_why_and_is_replaced(run, inject):
 @pytest.mark.parametrize("run", ["zmq"], indirect=True)  # over MPI: the last test of this file
 def test_an_actor_that_is_lost_once_too_often_ends_the_run(run):
     run.begin(run__max_replacements=0)
-    run.until(lambda: checkpoint_files.whole(run.folder.checkpoints), "a checkpoint")
+    run.until(lambda: checkpoint.complete(run.folder.checkpoints), "a checkpoint")
     run.lose(signal.SIGKILL, ACTOR)
     ended = run.job.wait(ENDS_S)
     check_failed(run, ended, "actor 0 (rank 3) was lost once more (its process has ended) after 0 replacements (run.max_replacements)")
@@ -148,7 +148,7 @@ def test_an_actor_that_is_lost_once_too_often_ends_the_run(run):
 )  # fmt: skip
 def test_the_loss_of_learner_or_replay_ends_the_job_with_a_checkpoint_from_which_it_is_resumed(run, rank, name):
     run.begin()
-    run.until(lambda: checkpoint_files.whole(run.folder.checkpoints), "a checkpoint")
+    run.until(lambda: checkpoint.complete(run.folder.checkpoints), "a checkpoint")
     run.lose(signal.SIGKILL, rank)
     ended = run.job.wait(ENDS_S)
     run.figure(f"s from the loss of learner or replay to the end of the job, {run.transport}", time.monotonic() - run.since)
@@ -156,7 +156,7 @@ def test_the_loss_of_learner_or_replay_ends_the_job_with_a_checkpoint_from_which
     who = name if run.transport == "mpi" else f"rank {rank}"
     check_failed(run, ended, f"apex: {who} was lost, without which the run cannot go on", f"apex: {who} was ended by SIGKILL")
     assert "Traceback" not in ended.stderr
-    steps = checkpoint_files.steps_of(checkpoint_files.whole(run.folder.checkpoints)[0])
+    steps = checkpoint.steps_of(checkpoint.complete(run.folder.checkpoints)[0])
     if rank == LEARNER:
         run.begin("--resume", str(run.directory / "latest"))
         run.until(lambda: run.row("learner_steps") > steps, "steps after the checkpoint")
@@ -190,7 +190,7 @@ def test_a_process_that_fails_before_it_has_joined_is_lost_once_more(start, tmp_
     run = Run(start, tmp_path / "runs", "mpi", figure)
     run.begin(run__max_replacements=1)
     run.folder.config_path.unlink()
-    run.until(lambda: checkpoint_files.whole(run.folder.checkpoints), "a checkpoint")
+    run.until(lambda: checkpoint.complete(run.folder.checkpoints), "a checkpoint")
     run.lose(signal.SIGKILL, ACTOR)
     ended = run.job.wait(ENDS_S)
     check_failed(run, ended, "actor 0 (rank 3) was lost once more (its process has ended before it had joined")

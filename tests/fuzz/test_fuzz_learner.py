@@ -10,7 +10,7 @@ import pytest
 import torch
 from mutations import EDGES, mutate, overwrite
 
-from apex.checkpoint_files import Part, verify, whole
+from apex.checkpoint import Part, complete, verify
 from apex.config import load
 from apex.metrics import REPORT_FIELDS
 from apex.ports import WORDS, Answer, Report, SampleRequestEvent
@@ -178,7 +178,7 @@ def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_
             Part(checkpoints._writing.partial, "{}-{}".format(*sender)).finish({})
         world.local.answers.append(Answer(*sender, acknowledged(number)))
     checkpoints.hear()
-    assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in whole(world.folder.checkpoints)] == [0]
+    assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in complete(world.folder.checkpoints)] == [0]
     before = world.refused
     world.local.answers.append(Answer("actor", 0, acknowledged(number)))
     checkpoints.hear()

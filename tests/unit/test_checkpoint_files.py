@@ -9,11 +9,14 @@ import threading
 import numpy as np
 import pytest
 
-from apex import checkpoint_files, saved
-from apex.checkpoint_files import Damaged, NewFile, Part
+from apex import checkpoint, files
+from apex.checkpoint import Corrupt, Part
 from apex.config import ConfigError, load, to_tables
 from apex.control import CheckpointAck, CheckpointRequest
+from apex.files import NewFile
 from apex.metrics import REPORT_FIELDS
+from apex.state import split
+from launch import resume
 
 ABOUT = {"config": to_tables(load("cartpole")), "replay_ranks": 1, "num_actors": 1}
 
@@ -22,13 +25,16 @@ PARTS = ("learner", "replay-0")
 
 
 RECORD = {"wall_s": 1.0, "eval_return": 1.0, "eval_episodes": 1, "evaluations": 1}
-VALUES = {
+COUNTS = {"inserted": 3, "sampled": 0, "stale_updates": 0, "landing": 0, "newest_generation": 1, "slots": 50}
+ARRAYS = {"generation": np.arange(10), "count": np.arange(10), "index": {"mass": np.arange(50.0)}}
+STATES = {
     "learner": {
-        "record": RECORD, "answers": {}, "counters": {"x": 1.0}, "smallest": [1.0], "param_version": 1, "turn": 0, "requested": 0,
+        "record": RECORD, "answers": {}, "counters": {"x": 1.0}, "importance": {"smallest": [1.0]}, "param_version": 1, "turn": 0,
+        "requested": 0, "mass": np.arange(50.0),
     },
     "replay-0": {
-        "inserted": 3, "sampled": 0, "stale_updates": 0, "landing": 0, "places": 3, "generation": 1, "open_requests": 0, "slots": 50,
-        "strata": 1, "limiter": [3, 0], "counters": {"x": 1.0}, "segments": {},
+        "replay": COUNTS | ARRAYS | {"strata": {"state": 1}}, "limiter": {"inserted": 3, "sampled": 0}, "counters": {"x": 1.0},
+        "open_requests": 0, "segments": {}, "places": 3, "segment": np.arange(10), "row": np.arange(10),
     },
 }  # fmt: skip
 
@@ -40,41 +46,42 @@ def write_parts(checkpoints, steps, number=1):
     partial.mkdir(parents=True)
     for name in PARTS:
         part = Part(partial, name)
-        places = {kind: np.arange(10) for kind in ("generation", "count", "segment", "row")}
-        part.arrays({"mass": np.arange(50.0), "steps": np.array(steps), **places})
+        values, arrays = split(STATES[name])
+        part.arrays({**arrays, "steps": np.array(steps)})
         with part.file(f"{name}.bin") as file:
             file.write(os.urandom(3000))
-        part.finish(VALUES[name])
+        part.finish(values)
     return partial, checkpoints / request.name
 
 
 def write(checkpoints, steps, number=1):
     """Write a checkpoint of two parts; return its folder."""
     partial, target = write_parts(checkpoints, steps, number)
-    checkpoint_files.seal(partial, target, ABOUT | {"learner_steps": steps}, PARTS)
+    checkpoint.commit(partial, target, ABOUT | {"learner_steps": steps}, PARTS)
     return target
 
 
 def newest(checkpoints):
-    return saved.newest(checkpoints, load("cartpole"))[0].folder
+    return resume.newest(checkpoints, load("cartpole"))[0].folder
 
 
 def test_a_whole_checkpoint_is_read_back(tmp_path):
     folder = write(tmp_path, 120)
-    manifest = checkpoint_files.verify(folder)
+    manifest = checkpoint.verify(folder)
     assert (folder.name, manifest["learner_steps"]) == ("step-000000120", 120)
-    held = saved.Saved(folder, load("cartpole"), 1)
-    assert held.values("replay-0") == VALUES["replay-0"]
-    assert (held.arrays("learner")["mass"] == np.arange(50.0)).all()
+    held = checkpoint.Reader(folder, load("cartpole"), 1)
+    assert held.values("replay-0") == split(STATES["replay-0"])[0]
+    state = held.state("replay-0")
+    assert (state["replay"]["index"]["mass"] == np.arange(50.0)).all() and state["replay"]["strata"] == {"state": 1}
     assert not list(tmp_path.glob(".step*"))
 
 
 def test_a_part_that_is_not_seen_is_named_and_the_checkpoint_is_not_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "PARTS_SEEN_S", 0.1)
+    monkeypatch.setattr(checkpoint, "PARTS_SEEN_S", 0.1)
     partial, target = write_parts(tmp_path, 100)
     with pytest.raises(OSError, match="its part replay-1 was written but is not seen in"):
-        checkpoint_files.seal(partial, target, ABOUT, [*PARTS, "replay-1"])
-    assert checkpoint_files.whole(tmp_path) == [] and not (partial / "manifest.json").exists()
+        checkpoint.commit(partial, target, ABOUT, [*PARTS, "replay-1"])
+    assert checkpoint.complete(tmp_path) == [] and not (partial / "manifest.json").exists()
 
 
 def test_a_part_that_is_seen_a_moment_later_is_waited_for(tmp_path):
@@ -83,9 +90,9 @@ def test_a_part_that_is_seen_a_moment_later_is_waited_for(tmp_path):
     late.rename(tmp_path / "elsewhere")
     timer = threading.Timer(0.2, (tmp_path / "elsewhere").rename, [late])
     timer.start()
-    checkpoint_files.seal(partial, target, ABOUT | {"learner_steps": 100}, PARTS)
+    checkpoint.commit(partial, target, ABOUT | {"learner_steps": 100}, PARTS)
     timer.join()
-    assert set(checkpoint_files.verify(target)["files"]) == {*FILES} - {"manifest.json"}
+    assert set(checkpoint.verify(target)["files"]) == {*FILES} - {"manifest.json"}
 
 
 FILES = ["manifest.json", "learner.json", "learner.npz", "learner.bin", "replay-0.json", "replay-0.npz", "replay-0.bin"]
@@ -105,8 +112,8 @@ def test_a_damaged_one_is_refused_by_name_and_the_one_before_it_is_used(tmp_path
     else:
         path.write_bytes(changed[how])
     if (name, how) == ("manifest.json", "longer"):
-        with pytest.raises(Damaged):
-            checkpoint_files.verify(last)
+        with pytest.raises(Corrupt):
+            checkpoint.verify(last)
     assert newest(tmp_path) == before
     told = capsys.readouterr().err
     assert str(last) in told and name in told and told.count("\n") == 1
@@ -119,13 +126,13 @@ def test_every_single_bit_of_a_small_checkpoint_counts(tmp_path):
         for at in range(0, len(data), 37):
             (folder / name).write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
             try:
-                checkpoint_files.verify(folder)
-            except Damaged:
+                checkpoint.verify(folder)
+            except Corrupt:
                 pass
             else:  # white space of the manifest, or the case of a digit's letter, may change without a change of content
                 assert name == "manifest.json" and json.loads((folder / name).read_bytes())["manifest"]["learner_steps"] == 100
         (folder / name).write_bytes(data)
-    checkpoint_files.verify(folder)
+    checkpoint.verify(folder)
 
 
 def test_without_a_whole_one_the_refusal_names_the_folder(tmp_path):
@@ -140,27 +147,27 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path):
     folder = write(tmp_path, 100)
     held = json.loads((folder / "manifest.json").read_bytes())
     held["manifest"]["files"]["../../etc/passwd"] = [1, "x"]
-    held["sha256"] = checkpoint_files._digest(held["manifest"])
+    held["sha256"] = checkpoint._digest(held["manifest"])
     (folder / "manifest.json").write_text(json.dumps(held))
-    with pytest.raises(Damaged, match="is missing"):
-        checkpoint_files.verify(folder)
+    with pytest.raises(Corrupt, match="is missing"):
+        checkpoint.verify(folder)
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "FORMAT", checkpoint_files.FORMAT + 1)
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
     folder = write(tmp_path, 100)
     monkeypatch.undo()
-    ours = checkpoint_files.FORMAT
-    with pytest.raises(Damaged, match=f"format {ours + 1}, this program reads {ours}"):
-        checkpoint_files.verify(folder)
+    ours = checkpoint.FORMAT
+    with pytest.raises(Corrupt, match=f"format {ours + 1}, this program reads {ours}"):
+        checkpoint.verify(folder)
 
 
 def test_arrays_that_hold_objects_are_refused_and_run_no_code(tmp_path):
     folder = write(tmp_path, 100)
     with open(folder / "learner.npz", "wb") as file:
         np.savez(file, mass=np.array([os.getcwd], object))
-    with pytest.raises(Damaged, match="cannot be read"):
-        saved.Saved(folder, load("cartpole"), 1).arrays("learner")
+    with pytest.raises(Corrupt, match="cannot be read"):
+        checkpoint.Reader(folder, load("cartpole"), 1).arrays("learner")
 
 
 def test_only_the_newest_are_kept_and_leftovers_are_removed(tmp_path):
@@ -168,8 +175,8 @@ def test_only_the_newest_are_kept_and_leftovers_are_removed(tmp_path):
         write(tmp_path, steps)
     (tmp_path / "step-by-step").mkdir()
     (tmp_path / ".step-000000400-7.partial").mkdir()
-    checkpoint_files.remove_leftovers(tmp_path)
-    checkpoint_files.prune(tmp_path, 2)
+    checkpoint.remove_leftovers(tmp_path)
+    checkpoint.prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1000000000", "step-999999999", "step-by-step"]
     assert newest(tmp_path).name == "step-1000000000"
 
@@ -182,14 +189,14 @@ def test_without_hard_links_a_file_of_an_older_checkpoint_is_copied(tmp_path, mo
     def no_links(*args):
         raise OSError(errno.EPERM, "no hard links here")
 
-    size, digest = checkpoint_files.verify(old)["files"]["replay-0.bin"]
+    size, digest = checkpoint.verify(old)["files"]["replay-0.bin"]
     part = Part(new, "replay-0")
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", no_links)
         part.adopt(old / "replay-0.bin", size, digest)
     shutil.rmtree(old)
     assert part.files == {"replay-0.bin": (size, digest)}
-    assert checkpoint_files._size_and_digest(new, "replay-0.bin") == (size, digest)
+    assert checkpoint._size_and_digest(new, "replay-0.bin") == (size, digest)
 
 
 def test_a_file_that_could_not_be_written_to_its_end_belongs_to_no_part(tmp_path, monkeypatch):
@@ -202,9 +209,9 @@ def test_a_file_that_could_not_be_written_to_its_end_belongs_to_no_part(tmp_path
 
 def test_room_on_the_disk_is_asked_for_with_some_to_be_left(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    checkpoint_files.check_room(tmp_path, free // 4)
+    files.check_room(tmp_path, free // 4)
     with pytest.raises(OSError, match="MiB are needed") as error:
-        checkpoint_files.check_room(tmp_path, 2 * free)
+        files.check_room(tmp_path, 2 * free)
     assert error.value.errno == errno.ENOSPC
 
 
@@ -236,6 +243,6 @@ def test_requests_and_acknowledgements_travel_as_words():
 def test_a_new_file_tells_its_size_and_digest_and_never_replaces_another(tmp_path):
     with NewFile(tmp_path / "a") as file:
         file.write(np.arange(10)), file.write(b"xyz")
-    assert (file.nbytes, file.digest) == checkpoint_files._size_and_digest(tmp_path, "a")
+    assert (file.nbytes, file.digest) == checkpoint._size_and_digest(tmp_path, "a")
     with pytest.raises(FileExistsError):
         NewFile(tmp_path / "a")

@@ -2,7 +2,7 @@
 
 from apex.config import load
 from apex.topology import make
-from learner.checkpoints import Checkpoints
+from learner.checkpointing import Checkpoints
 
 
 def test_a_folder_that_is_gone_is_told_of_once(tmp_path, capsys):

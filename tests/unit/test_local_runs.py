@@ -74,7 +74,7 @@ class Run:
 
     def everything(self):
         """Return all that a run computes, as bytes: losses, weights, optimiser, replay and what the actors counted."""
-        state = self.learner.train.state()
+        state = self.learner.train.state_dict()
         tensors = [*state["online"].values(), *state["target"].values()]
         tensors += [t for slot in state["optimizer"]["state"].values() for t in slot.values()]
         arrays = [np.array(self.losses), *(t.numpy() for t in tensors)]

@@ -12,11 +12,11 @@ import pytest
 from test_one_cause import NOBODY, as_root, names_below
 from test_resume_local import Runs, as_before  # noqa: F401  a fixture
 
-from apex import run_lock, saved
+from apex import run_lock
 from apex import topology as topologies
 from apex.config import load
 from apex.run_folder import RunFolder
-from launch import job
+from launch import job, resume
 from launch.main import main
 from launch.meeting import Meeting
 
@@ -35,7 +35,7 @@ def theirs(tmp_path_factory):
             assert main([*COMMANDS[name], str(run), *(["--out", str(run / "x.png")] if name == "plot" else [])]) == 0
         (run / "x.png").unlink()
         # The other user may not be able to import what is not imported yet.
-        saved.newest(run / "checkpoints", load(str(run / "config.toml")))[0].check_parts()
+        resume.newest(run / "checkpoints", load(str(run / "config.toml")))
         yield run
 
 

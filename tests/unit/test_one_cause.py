@@ -16,7 +16,7 @@ from test_checkpoint_files import write
 from test_resume_local import as_before, runs  # noqa: F401  fixtures
 from test_segments import BATCH, Keeper, everything
 
-from apex import checkpoint_files, look, run_lock, saved
+from apex import checkpoint, look, run_lock
 from apex.config import ConfigError, load, to_toml
 from apex.look import Unreadable
 from apex.metrics import ROW_FIELDS
@@ -69,7 +69,7 @@ def test_a_missing_segment_costs_its_own_places_to_the_last_bit(tmp_path, index,
     name = values["segments"][sorted(values["segments"], key=int)[which]][0]
     (folder / name).rename(folder / f"damaged-{name}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_files, "verify", lambda folder: None)
+        patch.setattr(checkpoint, "verify", lambda folder: None)
         found, segments = keeper.reload(3)
     assert everything(found) == everything(expected) and len(places) > 0
     assert name not in {file[0] for file in segments.located.files.values()}
@@ -82,7 +82,7 @@ def test_keys_of_lost_places_are_stale_and_never_given_out_again(tmp_path):
     folder = keeper.save()
     next(folder.glob("*.bin")).unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_files, "verify", lambda folder: None)
+        patch.setattr(checkpoint, "verify", lambda folder: None)
         found, _ = keeper.reload(1)
     assert found.size == 0 and found.update_priorities(out["key"], np.ones(8, np.float32)) == 8
     assert (found.generation * found.slots).max() > out["key"].max()
@@ -98,7 +98,7 @@ def losses_told(text):
 def test_one_byte_in_a_shared_segment_costs_its_transitions_and_no_checkpoint(runs, capsys, files):  # noqa: F811
     run = runs("a")
     run.train(90)
-    folder = checkpoint_files.whole(run.folder.checkpoints)[0]
+    folder = checkpoint.complete(run.folder.checkpoints)[0]
     segments = sorted(folder.glob("*.bin"), key=lambda path: path.stat().st_nlink)
     for path in segments if files == "all" else segments[-1:]:
         flip(path)
@@ -119,7 +119,7 @@ def test_one_byte_in_a_shared_segment_costs_its_transitions_and_no_checkpoint(ru
 def test_what_another_user_may_not_read_is_refused_and_nothing_changes(runs, part):  # noqa: F811
     run = runs("a")
     run.train(60)
-    newest = checkpoint_files.whole(run.folder.checkpoints)[0]
+    newest = checkpoint.complete(run.folder.checkpoints)[0]
     path = next(newest.glob("*.bin")) if part == "bin" else newest / part
     path = Path(os.path.normpath(path))
     before = names_below(run.folder.path)
@@ -170,7 +170,7 @@ def test_a_file_that_the_disk_does_not_give_is_not_called_damaged(tmp_path, monk
 
     monkeypatch.setattr(os, "stat", failing)
     with pytest.raises(Unreadable, match=f"learner.bin cannot be read: {os.strerror(number)}"):
-        saved.newest(tmp_path, load("cartpole"))
+        resume.newest(tmp_path, load("cartpole"))
 
 
 def test_reads_that_the_kernel_fails_are_refused_and_a_pipe_is_no_file(tmp_path):
@@ -182,7 +182,7 @@ def test_reads_that_the_kernel_fails_are_refused_and_a_pipe_is_no_file(tmp_path)
     before = write(tmp_path / "c", 100)
     (last / "learner.bin").unlink()
     os.mkfifo(last / "learner.bin")
-    assert saved.newest(tmp_path / "c", load("cartpole"))[0].folder == before
+    assert resume.newest(tmp_path / "c", load("cartpole"))[0].folder == before
 
 
 JSON = st.recursive(
@@ -208,8 +208,8 @@ def test_json_that_is_not_ours_is_refused_in_one_line(tmp_path_factory, rows, ot
     assert refuses(folder.result, "result.json")
     step = folder.checkpoints / "step-000000100"
     step.mkdir(parents=True)
-    (step / "manifest.json").write_text(json.dumps({"manifest": other, "sha256": checkpoint_files._digest(other)}))
-    assert refuses(lambda: checkpoint_files.verify(step), "manifest.json", "format")
+    (step / "manifest.json").write_text(json.dumps({"manifest": other, "sha256": checkpoint._digest(other)}))
+    assert refuses(lambda: checkpoint.verify(step), "manifest.json", "format")
     shutil.rmtree(folder.path)
 
 

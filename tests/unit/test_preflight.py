@@ -19,7 +19,7 @@ from apex.schema import EnvSpec, aligned_bytes, sample_layout, weight_layout
 from apex.topology import make
 from launch import memory as memory_module
 from launch import preflight
-from learner.checkpoints import to_cpu
+from learner.checkpointing import to_cpu
 from learner.train_step import TrainStep
 from replay_rank.replay import Replay
 from replay_rank.service import memory_bytes
@@ -196,7 +196,7 @@ def test_a_learners_networks_and_what_is_made_of_them_take_no_more_memory_than_t
     layout = sample_layout(spec, 8)
     for _ in range(2):
         train(layout.views(np.zeros(layout.nbytes, np.uint8)), np.ones(8, np.float32))
-    copy = to_cpu(train.state())
+    copy = to_cpu(train.state_dict())
     held = tensor_bytes([train.online.state_dict(), [p.grad for p in train.online.parameters()], train.target.state_dict(), copy])
     held += tensor_bytes([train.optimizer.state_dict(), train._before._copies]) + len(checkpoint.as_bytes(copy))
     told = memory_module._network_bytes(config, spec, "learner") - 2 * message.nbytes  # of three messages one is being filled

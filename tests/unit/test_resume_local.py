@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from apex import checkpoint_files
-from apex.checkpoint_files import Part
+from apex import checkpoint
+from apex.checkpoint import Part
 from apex.run_folder import RunFolder
 from apex.schema import intake_nbytes
 from launch import local
@@ -82,7 +82,7 @@ class Runs:
 
     def everything(self):
         """Return all that a run computes, as bytes: weights, optimiser, replay and what the actors counted."""
-        state = self.roles[0].train.state()
+        state = self.roles[0].train.state_dict()
         tensors = [*state["online"].values(), *state["target"].values(), state["random"]["cpu"]]
         tensors += [t for slot in state["optimizer"]["state"].values() for t in slot.values()]
         arrays = [t.numpy() for t in tensors]
@@ -254,7 +254,7 @@ class TestChanges:
         saved = json.loads((run.folder.checkpoints / "step-000000060" / "replay-0.json").read_text())["values"]
         run.resume(61, "--set", change)
         now = [role.replay for role in run.roles if role.counters.role == "replay"]
-        assert sum(r.inserted for r in now) >= saved["inserted"] and sum(r.sampled for r in now) > saved["sampled"]
+        assert sum(r.inserted for r in now) >= saved["replay"]["inserted"] and sum(r.sampled for r in now) > saved["replay"]["sampled"]
         assert sum(role.counters["agent_steps"] for role in run.roles if role.counters.role == "actor") >= steps
         assert len(masses) - 60 <= sum(r.size for r in now) <= len(masses) + 60
         for r in now:
@@ -269,7 +269,7 @@ class TestChanges:
                 (part.folder / "replay-1.json").unlink()
 
         monkeypatch.setattr(Part, "finish", lose)
-        monkeypatch.setattr(checkpoint_files, "PARTS_SEEN_S", 0.1)
+        monkeypatch.setattr(checkpoint, "PARTS_SEEN_S", 0.1)
         run = runs("run", replay__ranks=2)
         assert list(run.train(65)) == list(range(1, 66))
         assert "apex: warning: no checkpoint step-000000030: its part replay-1 was written but is not seen in" in capsys.readouterr().err

@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_replay import SPEC, Numbered, update
 
-from apex import checkpoint_files
-from apex.checkpoint_files import NewFile
+from apex import checkpoint
+from apex.checkpoint import Reader
 from apex.config import from_tables, to_tables
 from apex.control import CheckpointRequest
-from apex.saved import Saved
-from replay_rank import segments as segments_module
+from apex.files import NewFile
+from replay_rank import persistence
+from replay_rank.persistence import Located, Restore, Segments, live_places, read_rows
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay
-from replay_rank.restore import Restore, live_places, snapshot
-from replay_rank.segments import Located, Segments, read_rows
 
 BATCH = 3
 
@@ -56,10 +55,9 @@ class Keeper:
         self.steps += 1
         self.request = CheckpointRequest(self.steps, self.steps, self.base)
         self.request.partial(self.folder).mkdir()
-        live, arrays, values = snapshot(self.replay, self.limiter)
+        state = {"replay": self.replay.state_dict(), "limiter": self.limiter.state_dict(), "counters": {}, "open_requests": 0}
         self.copies[self.steps] = everything(self.replay)
-        values |= {"counters": {}, "open_requests": 0}  # which the service adds
-        self.segments.begin(self.request, live, arrays["generation"], arrays, values)
+        self.segments.begin(self.request, live_places(self.replay.count, self.replay.landing_place), state)
 
     def conclude(self, whole=True):
         self.segments.wait()
@@ -67,7 +65,7 @@ class Keeper:
         partial = self.request.partial(self.folder)
         if whole:
             about = {"learner_steps": self.steps, "config": to_tables(self.config), "replay_ranks": 1, "num_actors": 1}
-            checkpoint_files.seal(partial, self.folder / self.request.name, about, ["replay-0"])
+            checkpoint.commit(partial, self.folder / self.request.name, about, ["replay-0"])
             self.base = self.steps
         else:
             shutil.rmtree(partial)
@@ -86,8 +84,8 @@ class Keeper:
         config = config or self.config
         fresh = Replay(config, SPEC, np.random.default_rng(99))
         limiter, segments = RateLimiter(config), Segments(self.folder, f"replay-{index}", fresh.store.buffer)
-        saved = Saved(self.folder / f"step-{steps:09d}", config, 1)
-        checkpoint_files.verify(saved.folder)
+        saved = Reader(self.folder / f"step-{steps:09d}", config, 1)
+        checkpoint.verify(saved.folder)
         Restore(saved, index, config.replay.ranks)(fresh, limiter, segments)
         fresh.check()
         return fresh, segments
@@ -117,9 +115,9 @@ class Gate:
 def test_after_any_history_a_checkpoint_is_a_plain_copy_of_the_replay(data):
     draw = data.draw
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(segments_module, "SEGMENT_BYTES", draw(st.sampled_from([1, 700, 10_000])))
-        patch.setattr(segments_module, "_SLICE_BYTES", draw(st.sampled_from([1, 500, 10_000])))
-        patch.setattr(segments_module, "MOST_SEGMENTS", draw(st.sampled_from([3, 512])))
+        patch.setattr(persistence, "SEGMENT_BYTES", draw(st.sampled_from([1, 700, 10_000])))
+        patch.setattr(persistence, "_SLICE_BYTES", draw(st.sampled_from([1, 500, 10_000])))
+        patch.setattr(persistence, "MOST_SEGMENTS", draw(st.sampled_from([3, 512])))
         keeper = Keeper(folder, BATCH * draw(st.integers(1, 7)), draw(st.sampled_from(["wide", "wide32", "numpy", "rank"])))
         rng = np.random.default_rng(draw(st.integers(0, 2**32)))
         for _ in range(draw(st.integers(1, 6))):
@@ -216,7 +214,7 @@ def test_a_segment_goes_when_the_last_of_its_places_has_been_evicted(tmp_path):
 
 
 def test_a_place_that_is_not_written_yet_is_held_and_others_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(segments_module, "_SLICE_BYTES", 1)
+    monkeypatch.setattr(persistence, "_SLICE_BYTES", 1)
     keeper, gate = Keeper(tmp_path, 3 * BATCH), Gate(monkeypatch)
     for _ in range(6):
         keeper.replay.put([1.0, 1.0, 1.0])
@@ -251,7 +249,7 @@ def test_a_run_that_resumes_goes_on_linking_what_its_checkpoint_holds(tmp_path):
 
 
 def test_an_abandoned_checkpoint_holds_nothing_and_writes_no_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(segments_module, "_SLICE_BYTES", 1)
+    monkeypatch.setattr(persistence, "_SLICE_BYTES", 1)
     keeper, gate = Keeper(tmp_path, 5 * BATCH), Gate(monkeypatch)
     for _ in range(5):
         keeper.replay.put([1.0])

@@ -327,7 +327,7 @@ def test_one_seed_gives_the_same_training_to_the_last_bit_and_another_does_not()
 def test_the_state_holds_both_networks_the_optimiser_and_the_step_count():
     step = make_step()
     step(*sample())
-    state = step.state()
+    state = step.state_dict()
     assert state["learner_steps"] == 1 and set(state) == {"online", "target", "optimizer", "learner_steps", "random"}
     assert torch.equal(state["target"]["torso.1.weight"], step.target.torso[1].weight)
     assert torch.equal(state["online"]["torso.1.weight"], step.online.torso[1].weight)

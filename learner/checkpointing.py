@@ -20,16 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from apex import checkpoint, checkpoint_files
-from apex.checkpoint_files import Part
+from apex import checkpoint
+from apex.checkpoint import Part
 from apex.config import Config, to_tables
 from apex.control import CheckpointAck, CheckpointRequest
+from apex.files import check_room
 from apex.look import Unreadable
 from apex.ports import LearnerPort
 from apex.say import warn
+from apex.state import split
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 
-Take = Callable[[], tuple[dict, dict, dict]]
+Take = Callable[[], tuple[dict, dict]]
 _MAX_ERRNO = 4095  # as the kernel has it
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
@@ -37,9 +39,9 @@ _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from 
 class _Writing:
     """One checkpoint on its way: what the learner's thread writes, and how it ended."""
 
-    def __init__(self, announced: CheckpointRequest, folder: Path, config: Config, topology: Topology):
-        self.announced, self.checkpoints, self.config, self.topology = announced, folder, config, topology
-        self.partial = announced.partial(folder)
+    def __init__(self, request: CheckpointRequest, folder: Path, config: Config, topology: Topology):
+        self.request, self.checkpoints, self.config, self.topology = request, folder, config, topology
+        self.partial = request.partial(folder)
         self.started = time.monotonic()
         self.answers: dict[tuple[str, int], CheckpointAck] = {}
         self.answered = threading.Event()  # all parts but the learner's are written, or one is lost
@@ -48,21 +50,21 @@ class _Writing:
         self.pause_s = 0.0
         self.done = False
 
-    def start(self, state: dict, arrays: dict, values: dict) -> None:
-        """Write in a thread; none of the arguments may change any more."""
-        self.thread = threading.Thread(target=self._run, args=(state, arrays, values), name="checkpoint", daemon=True)
+    def start(self, tensors: dict, state: dict) -> None:
+        """Write in a thread; what is given may not change any more."""
+        self.thread = threading.Thread(target=self._run, args=(tensors, *split(state)), name="checkpoint", daemon=True)
         self.thread.start()
 
     def lose(self, why: str) -> None:
         """There will be none."""
         self.lost = self.lost or why
 
-    def _run(self, state: dict, arrays: dict, values: dict) -> None:
+    def _run(self, tensors: dict, values: dict, arrays: dict) -> None:
         try:
-            part = self._write_own(state, arrays)
+            part = self._write_own(tensors, arrays)
             self.answered.wait()
             if self.lost is None:
-                self._make_whole(part, values)
+                self._commit(part, values)
         except OSError as error:
             self.lost = self.lost or _in_words(error)
         except BaseException as error:
@@ -72,30 +74,30 @@ class _Writing:
             shutil.rmtree(self.partial, ignore_errors=True)
         self.done = True
 
-    def _write_own(self, state: dict, arrays: dict) -> Part:
-        checkpoint_files.check_room(self.checkpoints, _nbytes(state) + _nbytes(arrays))
+    def _write_own(self, tensors: dict, arrays: dict) -> Part:
+        check_room(self.checkpoints, _nbytes(tensors) + _nbytes(arrays))
         part = Part(self.partial, LEARNER)
         with part.file(f"{LEARNER}.pt") as file:
-            file.write(checkpoint.as_bytes(state))
+            file.write(checkpoint.as_bytes(tensors))
         _make_latest(self.partial / f"{LEARNER}.pt", self.checkpoints / "latest.pt")
         if arrays:
             part.arrays(arrays)
         return part
 
-    def _make_whole(self, part: Part, values: dict) -> None:
+    def _commit(self, part: Part, values: dict) -> None:
         for (role, index), reply in self.answers.items():
             if reply.state:  # a replay rank's is in its own part
                 values["answers"].setdefault(role, {})[str(index)] = reply.state
         part.finish(values)
-        about = {"learner_steps": self.announced.learner_steps, "config": to_tables(self.config)}
+        about = {"learner_steps": self.request.learner_steps, "config": to_tables(self.config)}
         about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
         about |= {"learner_pause_ms": round(1e3 * self.pause_s, 1), "seconds": round(time.monotonic() - self.started, 3)}
         parts = [LEARNER, *(f"{REPLAY}-{index}" for index in range(self.topology.replay_ranks))]
         if self.config.run.transport == "local":  # else actors write no file
             parts += [f"{ACTOR}-{index}" for index in range(self.topology.num_actors)]
-        checkpoint_files.seal(self.partial, self.checkpoints / self.announced.name, about, parts)
+        checkpoint.commit(self.partial, self.checkpoints / self.request.name, about, parts)
         with contextlib.suppress(OSError, Unreadable):  # what is not removed now is removed after the next
-            checkpoint_files.prune(self.checkpoints, self.config.run.keep_checkpoints)
+            checkpoint.prune(self.checkpoints, self.config.run.keep_checkpoints)
 
 
 class Checkpoints:
@@ -104,7 +106,7 @@ class Checkpoints:
     def __init__(self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1):
         self.config, self.topology, self.port, self.checkpoints = config, topology, port, checkpoints
         self._period = config.learner.checkpoint_period
-        self._number = self._base = 0  # of the last announced, and of the newest that is whole
+        self._number = self._base = 0  # of the last request, and of the newest that is whole
         self._last_steps = steps  # of the last that was begun
         self._due = self._next_due(max(steps, 0))
         self._absent: set[int] = set()  # ranks that are lost
@@ -114,31 +116,31 @@ class Checkpoints:
         self._final = False
         self._warned: set[str] = set()  # why checkpoints were lost, of late
         self._at_once = config.run.transport == "local"  # so that a run does not depend on how fast its disk is
-        checkpoint_files.remove_leftovers(checkpoints)
+        checkpoint.remove_leftovers(checkpoints)
 
     def is_due(self, learner_steps: int) -> bool:
         """Whether a checkpoint is to be begun now."""
         return learner_steps >= self._due and self._writing is None and not self._owing & self._replay_ranks()
 
     def begin(self, learner_steps: int, take: Take) -> None:
-        """Begin one: ``take()`` copies the learner's state and returns ``(state for torch.save, arrays, values)``.
+        """Begin one: ``take()`` copies the learner's state and returns ``(tensors for torch.save, state)``.
 
-        ``values["answers"]``, role -> index -> state, is what is kept of ranks that do not answer.
+        ``state["answers"]``, role -> index -> state, is what is kept of ranks that do not reply.
         """
         start = time.perf_counter()
         self._due, self._last_steps = self._next_due(learner_steps), learner_steps
         self._number += 1
-        announced = CheckpointRequest(self._number, learner_steps, self._base)
+        request = CheckpointRequest(self._number, learner_steps, self._base)
         try:
-            announced.partial(self.checkpoints).mkdir()
+            request.partial(self.checkpoints).mkdir()
         except OSError as error:
-            self._warn(announced, _in_words(error))
+            self._warn(request, _in_words(error))
             return
-        self._writing = _Writing(announced, self.checkpoints, self.config, self.topology)
+        self._writing = _Writing(request, self.checkpoints, self.config, self.topology)
         copies = take()
         for rank in set(range(1, self.topology.size)) - self._owing - self._absent:
             self._told[rank] = self._number
-            self.port.announce(rank, announced.words())
+            self.port.announce(rank, request.words())
             self._owing.add(rank)
         self._writing.pause_s = time.perf_counter() - start
         self._writing.start(*copies)
@@ -171,7 +173,7 @@ class Checkpoints:
                 continue
             self._owing.discard(rank)
             writing = self._writing  # once it has all answers, its thread reads them: what comes later is too late
-            if writing is not None and reply.number == writing.announced.number and not writing.answered.is_set():
+            if writing is not None and reply.number == writing.request.number and not writing.answered.is_set():
                 writing.answers[role, index] = reply
                 if reply.error:
                     writing.lose(f"{role} {index}: {os.strerror(reply.error)}")
@@ -209,18 +211,18 @@ class Checkpoints:
         if writing.crash is not None:
             raise writing.crash
         if writing.lost is not None:
-            self._warn(writing.announced, writing.lost)
+            self._warn(writing.request, writing.lost)
         else:
-            self._base = writing.announced.number
+            self._base = writing.request.number
             self._warned.clear()
 
-    def _warn(self, announced: CheckpointRequest, why: str) -> None:
+    def _warn(self, request: CheckpointRequest, why: str) -> None:
         """Say so once for each reason, until one is whole again: a folder that is gone will not come back."""
         reason = why.partition(":")[0]
         if reason in self._warned:
             return
         self._warned.add(reason)
-        warn(f"apex: warning: no checkpoint {announced.name}: {why}; the run goes on (not repeated until one is written)")
+        warn(f"apex: warning: no checkpoint {request.name}: {why}; the run goes on (not repeated until one is written)")
 
     def _next_due(self, learner_steps: int) -> int:
         return (learner_steps // self._period + 1) * self._period
