@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 def end_on_interrupt() -> None:
@@ -33,7 +33,7 @@ def to_the_end(run: Callable[[], int]) -> int:
 
 
 @contextlib.contextmanager
-def importing():
+def importing() -> Iterator[None]:
     """Turn the garbage collector off, then exempt everything loaded by then (docs/decisions/launch.md)."""
     gc.disable()
     try:
@@ -43,7 +43,7 @@ def importing():
         gc.enable()
 
 
-def _end(number, frame) -> None:
+def _end(number: int, frame: object) -> None:
     # Not by an exception: raised inside an import or a callback it leaves a traceback, or is lost.
     try:
         os.write(2, b"apex: interrupted\n")

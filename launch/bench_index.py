@@ -12,14 +12,17 @@ import contextlib
 import functools
 import gc
 import os
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 
 from apex.config import ConfigError
 from launch import bench_report, bench_rivals, output_file
+from launch.bench_report import Cell
 from launch.bench_rivals import REFERENCE, Rival
 
 LEAVES, LEAST_LEAVES, MOST_LEAVES = 1 << 21, 50, 1 << 24
@@ -32,16 +35,6 @@ _FEW_CALLS, _MOST_CALLS = 4, 500  # in a row: what to have before repeating more
 _MOST_WARM_CALLS = 1000  # before these, where caches are to be hot: the others' turns have emptied them
 _INPUT_ROWS, _LEAST_SETS = 1 << 20, 16  # random slots, as sets of k that are used in turn; fewer would stay in the caches
 _SLOW_S = 0.1
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One thing to measure: an operation of k rows, with hot or cold caches, called from C or Python."""
-
-    op: str
-    k: int
-    cache: str
-    caller: str
 
 
 def run(
@@ -81,7 +74,7 @@ def run(
 
 def _core(asked: int | None) -> int | None:
     """Return the core to run on: the last one this process may use, if none is asked for; None where none can be fixed."""
-    if not hasattr(os, "sched_getaffinity"):
+    if sys.platform != "linux":
         if asked is not None:
             raise ConfigError(f"--core {asked}: this system cannot fix a process to a core")
         return None
@@ -92,7 +85,7 @@ def _core(asked: int | None) -> int | None:
 
 
 @contextlib.contextmanager
-def _one_core(core: int | None):
+def _one_core(core: int | None) -> Iterator[None]:
     if core is None:
         yield
         return
@@ -105,7 +98,7 @@ def _one_core(core: int | None):
 
 
 @contextlib.contextmanager
-def _one_thread():
+def _one_thread() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
@@ -117,7 +110,7 @@ def _one_thread():
 
 
 @contextlib.contextmanager
-def _no_collection():
+def _no_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
@@ -126,7 +119,7 @@ def _no_collection():
         gc.enable()
 
 
-def masses(rng: np.random.Generator, shape) -> np.ndarray:
+def masses(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
     """Return masses (float64) of priorities that are uniform in [0.01, 1.01)."""
     return (rng.random(shape) + 0.01) ** 0.6
 
@@ -153,7 +146,8 @@ class Inputs:
     """
 
     def __init__(self, leaves: int):
-        self._leaves, self._rng, self._sets = leaves, np.random.default_rng(2), {}
+        self._leaves, self._rng = leaves, np.random.default_rng(2)
+        self._sets: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def pools(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return slots (int64[sets, k]) and masses (float64[sets, k])."""
@@ -177,6 +171,9 @@ class Inputs:
         return np.concatenate(slots), np.concatenate(mass)
 
 
+Progress = Callable[[list[Cell]], AbstractContextManager[Iterator[Cell]]]
+
+
 class Bench:
     """Rivals taking turns at every cell."""
 
@@ -185,7 +182,7 @@ class Bench:
         self._calls = dict.fromkeys((rival.name for rival in rivals), 0)
         self._frames = np.ones(COLD_BYTES, np.uint8), np.zeros(COLD_BYTES, np.uint8)
 
-    def measure(self, deadline: float, progress) -> list[dict]:
+    def measure(self, deadline: float, progress: Progress) -> list[dict]:
         """Return the rows of every cell, by ``deadline`` on the clock of ``time.perf_counter``.
 
         ``progress(cells)`` is a context manager that yields the cells one by one.
@@ -193,7 +190,7 @@ class Bench:
         cells = [Cell(op, k, cache, caller) for caller in ("c", "python") for cache in ("hot", "cold") for op, k in OPS]
         cells = [cell for cell in cells if self._players(cell)]
         to_come = sum(len(self._players(cell)) for cell in cells)
-        rows = []
+        rows: list[dict] = []
         with _no_collection(), progress(cells) as shown:
             for cell in shown:
                 rows += self._rows(cell, (deadline - time.perf_counter()) / (to_come - len(rows)))
@@ -201,12 +198,12 @@ class Bench:
 
     def _players(self, cell: Cell) -> list[Rival]:
         able = [rival for rival in self.rivals if cell.op in rival.ops]
-        return able if cell.caller == "python" else [rival for rival in able if hasattr(rival.index, "time_calls")]
+        return able if cell.caller == "python" else [rival for rival in able if rival.time_calls is not None]
 
     def _rows(self, cell: Cell, share_s: float) -> list[dict]:
         players = self._players(cell)
         plans = {rival.name: plan(share_s, self._cost_s(rival, cell), self._repetitions, cell.cache == "hot") for rival in players}
-        turns = {rival.name: [] for rival in players}
+        turns: dict[str, list[np.ndarray]] = {rival.name: [] for rival in players}
         for repetition in range(self._repetitions):
             shift = repetition % len(players)
             for rival in players[shift:] + players[:shift]:
@@ -232,7 +229,8 @@ class Bench:
         if cell.caller == "c":
             cold_bytes = COLD_BYTES if cell.cache == "cold" else 0
             rows = self.inputs.rows(cell.k, first, calls)
-            return rival.index.time_calls(cell.op, cell.k, calls, cold_bytes, *rows, first)[warm:]
+            assert rival.time_calls is not None, "only these play such a cell"
+            return rival.time_calls(cell.op, cell.k, calls, cold_bytes, *rows, first)[warm:]
         arguments = [self._arguments(rival, cell, first + n) for n in range(calls)]
         before = functools.partial(np.copyto, *self._frames) if cell.cache == "cold" else _nothing
         return np.array(timed(_call(rival, cell.op), arguments, before)[warm:]) / 1e3
@@ -263,7 +261,7 @@ def plan(share_s: float, cost_s: float, most_repetitions: int, hot: bool) -> tup
     return repetitions, int(min(max(in_a_row - warm, 1), _MOST_CALLS)), warm
 
 
-def timed(call, arguments: list[tuple], before) -> list[int]:
+def timed(call: Callable[..., object], arguments: list[tuple], before: Callable[[], object]) -> list[int]:
     """Return the nanoseconds of ``call(*row)`` for each row of arguments, after ``before()`` each time."""
     clock, times = time.perf_counter_ns, []
     for row in arguments:
@@ -278,7 +276,7 @@ def _nothing() -> None:
     pass
 
 
-def _call(rival: Rival, op: str):
+def _call(rival: Rival, op: str) -> Callable[..., object]:
     return functools.partial(_step, rival) if op == "step" else getattr(rival, op)
 
 

@@ -105,7 +105,7 @@ def _over_time(memory: list[tuple[float, float]], seconds: float) -> dict:
     seen = seen[seen[:, 0] >= seen[-1, 0] - _WATCHED * seconds] if len(seen) else seen
     if len(seen) < 2:
         return dict.fromkeys(_MEMORY)
-    return dict(zip(_MEMORY, (seen[0, 1], seen[-1, 1], 60.0 * float(np.polyfit(*seen.T, 1)[0]))))
+    return dict(zip(_MEMORY, (seen[0, 1], seen[-1, 1], 60.0 * float(np.polyfit(seen[:, 0], seen[:, 1], 1)[0]))))
 
 
 def _show(machine: dict, options: Options, row: dict) -> None:

@@ -9,10 +9,19 @@ import json
 import os
 import platform
 import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch.bench_rivals import REFERENCE, Rival
 from launch.output_file import OutputFile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console
+    from rich.table import Table
 
 _SEED_COLUMNS = {
     "python": "pure Python µs",
@@ -25,6 +34,16 @@ _SEED_COLUMNS = {
 _LINES = ("python", REFERENCE, "binary-rebuild", "wide", "wide32")
 _PACKAGES = ("numpy", "torch", "torchrl", "cpprb", "tianshou", "numba")
 _LIBRARY = Path(__file__).resolve().parents[1] / "native" / "_native.abi3.so"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to measure: an operation of k rows, with hot or cold caches, called from C or Python."""
+
+    op: str
+    k: int
+    cache: str
+    caller: str
 
 
 def machine(rivals: list[Rival], core: int | None) -> dict:
@@ -55,9 +74,9 @@ def _first_match(path: Path, pattern: str) -> str | None:
 
 def _caches(core: int) -> dict[str, str]:
     """Return the size of each cache of a core by its level, as in {"L1d": "32K"}; empty where the system does not say."""
-    found = {}
+    found: dict[str, str] = {}
     for folder in sorted(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*")):
-        level, kind, size = (_first_match(folder / name, r"(\w+)") for name in ("level", "type", "size"))
+        level, kind, size = (_first_match(folder / name, r"(\w+)") or "?" for name in ("level", "type", "size"))
         found[f"L{level}{ {'Data': 'd', 'Instruction': 'i'}.get(kind, '') }"] = size
     return found
 
@@ -72,17 +91,17 @@ def _version(package: str) -> str | None:
 # --- the terminal -----------------------------------------------------------------------------------
 
 
-def progress():
+def progress() -> Callable[[list[Cell]], AbstractContextManager[Iterator[Cell]]]:
     """Return ``shown(cells)``, a context manager that yields the cells and says on the terminal which is being measured."""
     from rich.console import Console
 
     console = Console(stderr=True)
 
     @contextlib.contextmanager
-    def shown(cells):
+    def shown(cells: list[Cell]) -> Iterator[Iterator[Cell]]:
         with console.status("filling") as status:
 
-            def told():
+            def told() -> Iterator[Cell]:
                 for number, cell in enumerate(cells, 1):
                     status.update(f"{number} of {len(cells)}: {cell.op} {cell.k}, {cell.cache}, called from {_language(cell.caller)}")
                     yield cell
@@ -112,7 +131,7 @@ def show(machine: dict, rows: list[dict]) -> None:
     console.print(f"\nx: times as fast as {REFERENCE}, the median of the ratios within each repetition", markup=False)
 
 
-def _show_updates(console, rows: list[dict], cache: str) -> None:
+def _show_updates(console: Console, rows: list[dict], cache: str) -> None:
     """Print the table of updates by k: from C where an index can be called so, else from Python."""
     columns = {name: by_k for name in _SEED_COLUMNS if (by_k := _best_caller(rows, name, cache))}
     table = _table()
@@ -127,7 +146,7 @@ def _show_updates(console, rows: list[dict], cache: str) -> None:
     console.print(table)
 
 
-def _ops_table(rows: list[dict], caller: str, cache: str):
+def _ops_table(rows: list[dict], caller: str, cache: str) -> Table:
     """Return the table of operations by index: µs, and under it the ratio to the reference."""
     rows = _named(rows, caller=caller, cache=cache)
     ops = list(dict.fromkeys((row["op"], row["k"]) for row in rows))
@@ -141,7 +160,7 @@ def _ops_table(rows: list[dict], caller: str, cache: str):
     return table
 
 
-def _table():
+def _table() -> Table:
     from rich.table import Table
 
     return Table(box=None, padding=(0, 1, 0, 0))
@@ -162,7 +181,7 @@ def _language(caller: str) -> str:
     return {"c": "C", "python": "Python"}[caller]
 
 
-def _named(rows: list[dict], **fields) -> list[dict]:
+def _named(rows: list[dict], **fields: object) -> list[dict]:
     return [row for row in rows if all(row[name] == value for name, value in fields.items())]
 
 
@@ -199,7 +218,7 @@ def write_png(out: OutputFile, machine: dict, rows: list[dict]) -> None:
     out.write_figure(figure)
 
 
-def _draw_updates(panel, rows: list[dict]) -> None:
+def _draw_updates(panel: Axes, rows: list[dict]) -> None:
     lines = {name: _best_caller(rows, name, "hot") for name in _LINES}
     for number, (name, by_k) in enumerate(lines.items()):
         if by_k:
@@ -225,7 +244,7 @@ def crossover(element: dict[int, dict], rebuild: dict[int, dict]) -> float | Non
     return None
 
 
-def _draw_steps(panel, rows: list[dict]) -> None:
+def _draw_steps(panel: Axes, rows: list[dict]) -> None:
     """Draw bars from 1 to the ratio: to the right where faster than the reference, to the left where slower."""
     names = list(dict.fromkeys(row["index"] for row in _named(rows, op="step")))[::-1]
     height = 0.4

@@ -12,6 +12,8 @@ import os
 import pkgutil
 import random
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +37,15 @@ class Rival:
     Attributes:
         name: the row's name. leaf: what a mass is stored as. ops: the operations worth measuring.
         index: the priority index behind it, if it is ours. package: the package it comes from, if not.
+        time_calls: what times its calls in C (see ``NativeIndex.time_calls``), None where it is not in C.
     """
 
     name: str
     leaf = "float64"
-    ops = _ALL_OPS
-    index = package = None
+    ops: tuple[str, ...] = _ALL_OPS
+    index: PriorityIndex | None = None
+    package: str | None = None
+    time_calls: Callable[..., np.ndarray] | None = None
 
     def prepare(self, slots: np.ndarray, mass: np.ndarray) -> tuple:
         """Return the arguments of ``update`` for slots (int64[k]) and their mass (float64[k])."""
@@ -50,15 +55,15 @@ class Rival:
         """Return the arguments of ``insert``: mass (float64[k]) for the slots from ``first`` on, k <= slots left."""
         return self.prepare(np.arange(first, first + mass.size), mass)
 
-    def sample(self, k: int):
+    def sample(self, k: int) -> Any:
         """Draw k slots with their probability or weight."""
         raise NotImplementedError
 
-    def update(self, slots, mass):
+    def update(self, slots: Any, mass: Any) -> Any:
         """Give slots their mass."""
         raise NotImplementedError
 
-    def insert(self, slots, mass):
+    def insert(self, slots: Any, mass: Any) -> Any:
         """Give a run of slots their mass."""
         self.update(slots, mass)
 
@@ -66,21 +71,23 @@ class Rival:
 class Own(Rival):
     """One of the indexes here, by the calls of its contract."""
 
+    index: PriorityIndex
+
     def __init__(self, name: str, mass: np.ndarray):
-        self.name, module = name, "binary" if name in _FORMS else name
-        self.index = make_index(module, mass.size)
-        if name in _FORMS:
-            _set_form(self.index, name)
+        self.name = name
+        self.index = _in_form(name, mass.size) if name in _FORMS else make_index(name, mass.size)
+        self.time_calls = _timed_in_c(self.index)
         self.index.load(mass)
         self.leaf = self.index.leaf_dtype.name
         self.ops = ("update",) if name == "binary-rebuild" else _ALL_OPS
         self._strata, self._out = Strata(0), (np.empty(0, np.int64), np.empty(0), np.empty(0))
-        self.update, self.insert = self.index.set, self.index.set_range
+        # Without a call in between, which would be timed too.
+        self.update, self.insert = self.index.set, self.index.set_range  # type: ignore[method-assign, assignment]
 
-    def prepare_insert(self, first, mass):
+    def prepare_insert(self, first: int, mass: np.ndarray) -> tuple:
         return first, mass
 
-    def sample(self, k):
+    def sample(self, k: int) -> Any:
         """Draw into the same arrays again, as a replay rank does."""
         if len(self._out[0]) != k:
             self._out = np.empty(k, np.int64), np.empty(k), np.empty(k)
@@ -102,10 +109,10 @@ class PythonTree(Rival):
         sums[: mass.size], minima[: mass.size] = mass, np.where(mass > 0.0, mass, np.inf)
         self.sums, self.minima = _heap(sums, np.add), _heap(minima, np.minimum)
 
-    def prepare(self, slots, mass):
+    def prepare(self, slots: np.ndarray, mass: np.ndarray) -> tuple:
         return slots.tolist(), mass.tolist()
 
-    def update(self, slots, mass):
+    def update(self, slots: Any, mass: Any) -> Any:
         sums, minima, width = self.sums, self.minima, self.width
         for slot, value in zip(slots, mass):
             node = slot + width
@@ -128,7 +135,7 @@ class PythonTree(Rival):
                 node += 1
         return node - width
 
-    def sample(self, k):
+    def sample(self, k: int) -> Any:
         total = self.sums[1]
         stratum = total / k
         slots = [self.find_prefix((row + random.random()) * stratum) for row in range(k)]
@@ -146,7 +153,7 @@ def _heap(leaves: np.ndarray, join: np.ufunc) -> list[float]:
 class _TreeOfArrays(Rival):
     """Stratified draws from a tree that finds a whole array of prefix sums."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
 
     def _targets(self, k: int, total: float) -> np.ndarray:
@@ -165,12 +172,12 @@ class TorchrlTree(_TreeOfArrays):
         self._size = mass.size
         self.update(np.arange(mass.size), mass)
 
-    def sample(self, k):
+    def sample(self, k: int) -> Any:
         total = self._sum.query(0, self._size)
         slots = self._sum.scan_lower_bound(self._targets(k, total))
         return slots, self._sum[slots] / total
 
-    def update(self, slots, mass):
+    def update(self, slots: Any, mass: Any) -> Any:
         self._sum[slots] = mass
         self._min[slots] = mass
 
@@ -190,13 +197,13 @@ class TorchrlSampler(Rival):
         self._sampler = PrioritizedSampler(mass.size, alpha=1.0, beta=1.0)
         self.update(*self.prepare(np.arange(mass.size), mass))
 
-    def prepare(self, slots, mass):
+    def prepare(self, slots: np.ndarray, mass: np.ndarray) -> tuple:
         return self._torch.from_numpy(slots), self._torch.from_numpy(mass.astype(np.float32))
 
-    def sample(self, k):
+    def sample(self, k: int) -> Any:
         return self._sampler.sample(self._storage, k)
 
-    def update(self, slots, mass):
+    def update(self, slots: Any, mass: Any) -> Any:
         self._sampler.update_priority(slots, mass)
 
 
@@ -205,10 +212,10 @@ class _Filled:
 
     ndim = 1
 
-    def __init__(self, size: int, device):
+    def __init__(self, size: int, device: Any):
         self._size, self.device = size, device
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._size
 
 
@@ -225,20 +232,20 @@ class Cpprb(Rival):
         for first in range(0, mass.size, _CHUNK):
             self.insert(*self.prepare_insert(first, mass[first : first + _CHUNK]))
 
-    def prepare(self, slots, mass):
+    def prepare(self, slots: np.ndarray, mass: np.ndarray) -> tuple:
         return slots.astype(np.uint64), mass.astype(np.float32)
 
-    def prepare_insert(self, first, mass):
+    def prepare_insert(self, first: int, mass: np.ndarray) -> tuple:
         return np.zeros(mass.size, np.uint8), mass.astype(np.float32)
 
-    def sample(self, k):
+    def sample(self, k: int) -> Any:
         return self._buffer.sample(k, beta=1.0)
 
-    def update(self, slots, mass):
+    def update(self, slots: Any, mass: Any) -> Any:
         self._buffer.update_priorities(slots, mass)
 
-    def insert(self, rows, mass):
-        self._buffer.add(byte=rows, priorities=mass)
+    def insert(self, slots: Any, mass: Any) -> Any:
+        self._buffer.add(byte=slots, priorities=mass)
 
 
 class Tianshou(_TreeOfArrays):
@@ -253,16 +260,17 @@ class Tianshou(_TreeOfArrays):
         self._tree = SegmentTree(mass.size)
         self._tree[np.arange(mass.size)] = mass
 
-    def sample(self, k):
+    def sample(self, k: int) -> Any:
         total = self._tree.reduce()
         slots = self._tree.get_prefix_sum_idx(self._targets(k, total))
         return slots, self._tree[slots] / total
 
-    def update(self, slots, mass):
+    def update(self, slots: Any, mass: Any) -> Any:
         self._tree[slots] = mass
 
 
-_OTHERS = {rival.name: rival for rival in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)}
+_Other = type[PythonTree | TorchrlTree | TorchrlSampler | Cpprb | Tianshou]
+_OTHERS: dict[str, _Other] = {rival.name: rival for rival in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)}
 
 
 def load_native() -> None:
@@ -296,19 +304,29 @@ def _own_names() -> list[str]:
     return [*_FORMS, *(name for name in names if name != "binary")]
 
 
-def _set_form(index: PriorityIndex, name: str) -> None:
-    if hasattr(index, "form"):
-        index.form = _FORMS[name]
-    elif name == "binary-rebuild":
-        raise ImportError("this binary tree has one form only")
+def _in_form(name: str, capacity: int) -> PriorityIndex:
+    from replay_rank.index.binary import BinaryTree  # not above: without the C part there are the others
+
+    tree = BinaryTree(capacity)
+    tree.form = _FORMS[name]
+    return tree
+
+
+def _timed_in_c(index: PriorityIndex) -> Callable[..., np.ndarray] | None:
+    with contextlib.suppress(ImportError):
+        from replay_rank.native_index import NativeIndex
+
+        if isinstance(index, NativeIndex):
+            return index.time_calls
+    return None
 
 
 def _not_installed(name: str) -> str | None:
-    package = getattr(_OTHERS.get(name), "package", None)
+    package = _OTHERS[name].package if name in _OTHERS else None
     return f"{name}: {package} is not installed" if package and importlib.util.find_spec(package) is None else None
 
 
-def _torchrl_trees():
+def _torchrl_trees() -> Any:
     """Return the compiled module of torchrl.
 
     A wheel of torchrl is made for one version of torch, and not every torch has one. Bound lazily, it
@@ -322,7 +340,7 @@ def _torchrl_trees():
 
 
 @contextlib.contextmanager
-def _lazily_bound():
+def _lazily_bound() -> Iterator[None]:
     before = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)
     try:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
     return 0
 
 
-def _measure(preset: str, settings: list[str], topology: Topology, directory: Path, seconds: float):
+def _measure(preset: str, settings: list[str], topology: Topology, directory: Path, seconds: float) -> tuple[Moment, Moment, dict]:
     """Return the moments at the ends of the window, and the last row of the log."""
     command = [*job.python("launch.main"), "train", preset, *(part for s in settings for part in ("--set", s))]
     process = subprocess.Popen(
@@ -77,16 +78,16 @@ def _measure(preset: str, settings: list[str], topology: Topology, directory: Pa
         _end(process)
 
 
-def _wait_for(process: subprocess.Popen, directory: Path, holds, limit_s: float) -> tuple[dict, RunFolder]:
+def _wait_for(process: subprocess.Popen[str], directory: Path, holds: Callable[[dict], bool], limit_s: float) -> tuple[dict, RunFolder]:
     """Return the first new row of the log for which ``holds(row)``, as soon as it is written."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = process.stderr.read().strip().splitlines() or ["nothing"]
+            said = process.communicate()[1].strip().splitlines() or ["nothing"]
             raise ConfigError(f"the run ended with status {process.returncode} and said: {said[-1]}")
         folder = next((RunFolder(path) for path in directory.iterdir() if path.is_dir() and not path.is_symlink()), None)
         rows = folder.rows()[-1:] if folder is not None else []
-        if rows and holds(rows[0]):
+        if folder is not None and rows and holds(rows[0]):
             return rows[0], folder
         time.sleep(0.05)
     raise ConfigError(f"nothing to measure after {limit_s:g} s: the learner has not made {_FIRST_STEPS} steps")

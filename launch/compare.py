@@ -13,15 +13,17 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from apex import config as configuration
 from apex.config import ConfigError, nearest
 from launch import compare_report, compare_run, copy_rate, output_file, world
 from launch.compare_run import Case
 
+Measure = Callable[[Case, float, str, float], dict]
 TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
 TRAINABLE = ("mpi", "zmq")  # the pickled ones carry no real run
 REGIMES = ("free", "busy")
@@ -61,7 +63,7 @@ class Options:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Options))
-QUICK = {"actors": (1, 2), "repetitions": 1, "seconds": 1.0, "workloads": ("intake", "mixed"), "budget_s": _QUICK_BUDGET_S}
+QUICK: dict[str, Any] = {"actors": (1, 2), "repetitions": 1, "seconds": 1.0, "workloads": ("intake", "mixed"), "budget_s": _QUICK_BUDGET_S}
 """What `--quick` changes, where nothing else is asked for."""
 
 
@@ -78,7 +80,7 @@ def _refuse_repeated(option: str, given: Iterable) -> None:
         raise ConfigError(f"{option}: name one or more, each once")
 
 
-def _refuse_outside(option: str, given: Iterable, low, high) -> None:
+def _refuse_outside(option: str, given: Iterable[float], low: float, high: float) -> None:
     for value in given:
         if not low <= value <= high:
             raise ConfigError(f"{option} {value:g}: must be from {low:g} to {high:g}")
@@ -90,7 +92,7 @@ def run(
     png_path: Path | None = None,
     report_path: Path | None = None,
     command: str = "apex compare",
-    measure: Callable[[Case, float, str, float], dict] = compare_run.measure,
+    measure: Measure = compare_run.measure,
 ) -> int:
     """Compare, print the tables and write the files asked for; return the exit status: 1 if no run gave a result.
 
@@ -114,7 +116,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _interrupted_by_signals():
+def _interrupted_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP do what Ctrl-C does, so that the run that is on is cleared away."""
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
@@ -141,9 +143,10 @@ def cases(options: Options) -> list[Case]:
     return found
 
 
-def measured(options: Options, measure) -> tuple[list[dict], int]:
+def measured(options: Options, measure: Measure) -> tuple[list[dict], int]:
     """Return the rows of all runs, and how many were left out for want of time."""
-    start, rows, todo = time.monotonic(), [], cases(options)
+    start, todo = time.monotonic(), cases(options)
+    rows: list[dict] = []
     with compare_report.progress() as told:
         for number, case in enumerate(todo, 1):
             left_s = start + options.budget_s - time.monotonic()

@@ -7,12 +7,18 @@ import importlib.metadata
 import itertools
 import statistics
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launch import bench_report, job
 from launch.compare_run import METRICS
 from launch.mpirun import find_mpirun
 from launch.output_file import OutputFile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
 
 _WIDTH = 160  # of what is printed, where that is no terminal
 _QUIET = 0.25  # load a core below which cores are taken to be free
@@ -61,7 +67,7 @@ def _mpirun_version() -> str | None:
 
 
 @contextlib.contextmanager
-def progress():
+def progress() -> Iterator[Callable[[str], None]]:
     """Yield ``told(text)``, which says on the terminal what is being measured."""
     from rich.console import Console
 
@@ -166,7 +172,7 @@ class Comparison:
             for cell in cells
             if workload == "intake" and cell.transport == "mpi" and str(cell.actors) in known
         ]
-        return [self._share(*one) for one in measured if one[2] is not None]
+        return [self._share(actors, regime, mb_per_s) for actors, regime, mb_per_s in measured if mb_per_s is not None]
 
     def _share(self, actors: int, regime: str, mb_per_s: float) -> str:
         shares = {kind: 100 * mb_per_s / rates[str(actors)] for kind, rates in self.machine["memcpy_mb_per_s"].items()}
@@ -227,7 +233,7 @@ class Comparison:
         for line in (*self.shares(), *(f"failed: {text}" for text in self.failures())):
             console.print(line, markup=False)
 
-    def _table(self, workload: str, cells: list[Cell]):
+    def _table(self, workload: str, cells: list[Cell]) -> Table:
         from rich.table import Table
 
         table = Table(box=None, padding=(0, 1, 0, 0))
@@ -254,7 +260,9 @@ class Comparison:
             columns = self.columns(workload)
             header = ["actors", "transport", *(_HEADINGS[key] for key in columns)]
             lines = [header, ["---"] * 2 + ["---:"] * len(columns)]
-            lines += [[str(cell.actors), cell.transport, *map(cell.texts().get, columns)] for cell in cells]
+            for cell in cells:
+                texts = cell.texts()
+                lines.append([str(cell.actors), cell.transport, *(texts[key] for key in columns)])
             table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
             parts.append(f"## {self.title(workload, regime)}\n\n{table}")
         if self.shares():
@@ -286,7 +294,7 @@ class Comparison:
         figure.suptitle(f"{self.machine['cpu']}, {self.machine['cores']} cores", fontsize="medium")
         out.write_figure(figure)
 
-    def _draw(self, panel, workload: str, value) -> None:
+    def _draw(self, panel: Axes, workload: str, value: Callable[[Cell], float | None]) -> None:
         colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(row["transport"] for row in self.rows))}
         for found, regime, cells in self.groups():
             for name in colours if found == workload else ():

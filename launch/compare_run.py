@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def measure(case: Case, seconds: float, preset: str, limit_s: float = math.inf) 
     row = {"transport": case.transport, "actors": case.actors, "regime": case.regime, "workload": case.workload}
     row |= dict.fromkeys(METRICS) | {"repetition": case.repetition}
     try:
-        with _hogs(os.cpu_count() if case.regime == "busy" else 0), leftovers.folder("apex-compare-") as folder:
+        with _hogs((os.cpu_count() or 1) if case.regime == "busy" else 0), leftovers.folder("apex-compare-") as folder:
             if case.workload == "preset":
                 row |= _preset(case, seconds, preset, folder, limit_s)
             else:
@@ -200,7 +200,7 @@ class _Use:
     def __init__(self, running: Job):
         self._job = running
         self.peak_mb = self._cpu_s = 0.0
-        self._marked: tuple[float, int] | None = None
+        self._marked = 0.0, 0  # CPU seconds and transitions at the mark
 
     def look(self) -> None:
         """Read the processes of the job."""
@@ -243,7 +243,7 @@ class Job:
             )  # fmt: skip
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.running():
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -298,7 +298,7 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _hogs(count: int):
+def _hogs(count: int) -> Iterator[None]:
     """Keep ``count`` processes beside that never rest."""
     spin = [sys.executable, "-S", "-E", "-c", "while True: pass"]
     hogs = []

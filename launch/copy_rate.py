@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def rates() -> dict[str, dict[str, float]]:
     ``plain`` copies between two arrays that fit no cache. ``messages`` copies as intake does: from one of
     a few messages, which may be in a cache, to the next place of a large ring.
     """
-    found = {"plain": {}, "messages": {}}
+    found: dict[str, dict[str, float]] = {"plain": {}, "messages": {}}
     for count in PROCESSES:
         together = _together(count)
         for name in found:
@@ -66,7 +67,7 @@ def _part(array: np.ndarray, nbytes: int, n: int) -> np.ndarray:
     return array[start : start + nbytes]
 
 
-def _rate(copy, nbytes: int) -> float:
+def _rate(copy: Callable[[int], object], nbytes: int) -> float:
     """Return MB/s of calling ``copy(n)`` for n = 0, 1, ..."""
     start, n = time.perf_counter(), 0
     while time.perf_counter() - start < _SECONDS:

@@ -7,7 +7,11 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
 from apex import topology as topologies
 from apex.config import Config, ConfigError
@@ -20,6 +24,7 @@ from launch.doctor_checks import OK, WARNING, WRONG, Finding, findings
 from launch.doctor_facts import Patient
 from launch.output_file import OutputFile
 
+T = TypeVar("T")
 REPORT_VARIABLE, RANKS_VARIABLE = "APEX_DOCTOR_REPORT", "APEX_DOCTOR_RANKS"  # set for the ranks of a world that this starts
 _SAMPLE = 8  # most ranks of a world that this starts
 _STARTS_S = 180.0
@@ -35,7 +40,7 @@ def run(config: Config | None, ranks: int | None, json_path: Path | None, argume
     tells = REPORT_VARIABLE not in os.environ and (told is None or told[0] == LEARNER_RANK)
     out = output_file.asked_for("--json", json_path, output_file.JSON) if tells else None
     if told is None:
-        report = _in_a_sample(config, ranks, arguments)
+        report: dict | None = _in_a_sample(config, ranks, arguments)
     elif ranks not in (None, told[1]) and RANKS_VARIABLE not in os.environ:
         raise ConfigError(f"--ranks {ranks} contradicts the world of {told[1]} ranks; leave --ranks out")
     else:
@@ -85,7 +90,7 @@ def _topology(config: Config | None, size: int) -> Topology | None:
         return None
 
 
-def _no_world(patient: Patient, worlds, size: int, error: Exception) -> str:
+def _no_world(patient: Patient, worlds: ModuleType | None, size: int, error: Exception) -> str:
     """Say why the ranks are no world, and note the library if there is one."""
     if worlds is None:
         return f"mpi4py cannot load an MPI library: {str(error).splitlines()[0]}"
@@ -106,7 +111,7 @@ def _look_for_all(patient: Patient) -> None:
         patient.refusal, patient.spec = _refusal(preflight.check, config)
 
 
-def _memory_refusal(patient: Patient, worlds, comm) -> str:
+def _memory_refusal(patient: Patient, worlds: ModuleType, comm: Any) -> str:
     """Return why the run does not fit into some host's memory, or "". Collective."""
     spec = worlds.from_learner(comm, lambda: patient.spec)
     config, topology = patient.config, patient.topology
@@ -119,7 +124,7 @@ def _memory_refusal(patient: Patient, worlds, comm) -> str:
     return worlds.first_from_each_host(comm, on_host) or ""
 
 
-def _refusal(call, *args) -> tuple[str, object]:
+def _refusal(call: Callable[..., T], *args: object) -> tuple[str, T | None]:
     """Return ``(refusal, None)`` or ``("", result)`` of a call that may refuse."""
     try:
         return "", call(*args)
@@ -156,7 +161,8 @@ def _start(config: Config | None, ranks: int, variables: dict[str, str], argumen
         launcher, environment = (spawn.launcher(ranks), job.ENVIRONMENT) if over_zmq else (mpirun.launcher(ranks), mpirun.ENVIRONMENT)
     except ConfigError as error:  # no mpirun
         return str(error)
-    with contextlib.nullcontext({}) if over_zmq else mpirun.segments() as segments:
+    lent: AbstractContextManager[dict[str, str]] = contextlib.nullcontext({}) if over_zmq else mpirun.segments()
+    with lent as segments:
         said, status = _said([*launcher, *job.python("launch.main"), *arguments], job.environment_for(environment | segments) | variables)
     if status is None:
         return f"{launcher[0]} -n {ranks} has not started {ranks} ranks within {_STARTS_S:g} s"

@@ -35,13 +35,14 @@ def spoken(lines: Iterable[str]) -> Iterator[str]:
     yield from held
 
 
-def follow(process: subprocess.Popen, hushes: bool) -> list[threading.Thread]:
+def follow(process: subprocess.Popen[str], hushes: bool) -> list[threading.Thread]:
     """Pass on what a process says on its stdout and stderr, pipes of text; the threads that do so end with the process.
 
     With ``hushes`` only what is :func:`spoken`.
     """
-    stderr = spoken(process.stderr) if hushes else process.stderr
-    return [_pass_on(process.stdout, say), _pass_on(stderr, warn)]
+    stdout, stderr = process.stdout, process.stderr
+    assert stdout is not None and stderr is not None
+    return [_pass_on(stdout, say), _pass_on(spoken(stderr) if hushes else stderr, warn)]
 
 
 def _pass_on(lines: Iterable[str], tell: Callable) -> threading.Thread:

@@ -41,12 +41,12 @@ ENVIRONMENT = {
 class Asked:
     """What signals have asked of the launcher: the first for the end of the run, a second Ctrl-C for its end by force."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self.is_forced = False
         on_stop_signals(self._note)
 
-    def _note(self, number, frame) -> None:  # says nothing: what it interrupts may be saying something
+    def _note(self, number: int, frame: object) -> None:  # says nothing: what it interrupts may be saying something
         self.is_forced = self.is_forced or (self.first is not None and number == signal.SIGINT)
         self.first = self.first or signal.Signals(number)
 
@@ -128,7 +128,7 @@ class _Job:
         failed = self._tolerant and self._error_before is not None
         return self.reason is None and not failed and not self._is_overdue()
 
-    def stand_still(self, number, frame) -> None:
+    def stand_still(self, number: int, frame: object) -> None:
         """Ctrl-Z: stop the ranks of this host, and this process, until the shell lets it go on; then let them."""
         for _ in range(_LOOKS):  # again: one may have started another meanwhile
             running = [pid for pid, state in _session(self.process.pid).items() if state not in _STILL]

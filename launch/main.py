@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from apex import config as configuration
 from apex.config import ConfigError
@@ -82,7 +83,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _add_train(commands) -> None:
+def _add_train(commands: Any) -> None:
     about = "Train a preset. Outside an MPI world this starts mpirun; inside one (mpirun -n 64 apex train pong) it is one rank."
     train = commands.add_parser(
         "train", help="train a preset", description=about, epilog=_config_help(), formatter_class=argparse.RawDescriptionHelpFormatter
@@ -99,7 +100,7 @@ def _add_train(commands) -> None:
     train.set_defaults(run_command=_train, short_for=_short_for("transport", "seed", "tolerate"))
 
 
-def _add_playback(commands) -> None:
+def _add_playback(commands: Any) -> None:
     about = "Play greedy episodes at full scores and print the mean return."
     evaluate = commands.add_parser("eval", help="evaluate a run", description=about)
     play = commands.add_parser("play", help="film a run", description="Film one greedy episode as an animated GIF.")
@@ -114,7 +115,7 @@ def _add_playback(commands) -> None:
     play.set_defaults(run_command=_play)
 
 
-def _add_plot(commands) -> None:
+def _add_plot(commands: Any) -> None:
     plot = commands.add_parser("plot", help="draw learning curves", description="Draw the learning curves of one or more runs.")
     plot.add_argument("runs", nargs="*", default=["latest"], help="folders, names in runs/, or latest (the default)")
     about = ".png, .pdf or .svg file to write (default: curve.png)"
@@ -122,7 +123,7 @@ def _add_plot(commands) -> None:
     plot.set_defaults(run_command=_plot)
 
 
-def _add_bench(commands) -> None:
+def _add_bench(commands: Any) -> None:
     bench = commands.add_parser("bench", help="measure the parts", description="Measure the parts of this program, and what others use.")
     parts = bench.add_subparsers(dest="part", required=True, metavar="part")
     about = "Measure the priority indexes on one core, beside a tree in plain Python and those of torchrl, cpprb and tianshou if installed."
@@ -153,10 +154,10 @@ def _add_bench(commands) -> None:
     rates.set_defaults(run_command=_bench_rates)
 
 
-def _add_compare(commands) -> None:
+def _add_compare(commands: Any) -> None:
     about = "Compare the transports on this machine: intake, sampling and a real preset, on free and on busy cores."
     compare = commands.add_parser("compare", help="compare the transports here", description=about)
-    names = {"type": lambda text: tuple(text.split(",")), "metavar": "NAME,NAME"}
+    names: dict[str, Any] = {"type": lambda text: tuple(text.split(",")), "metavar": "NAME,NAME"}
     compare.add_argument("--transports", help="some of mpi, zmq, mpi-pickle, zmq-pickle (default: all)", **names)
     compare.add_argument("--actors", type=_counts, metavar="N,N", help="actor counts (default: 1,2,4,6)")
     compare.add_argument("--repetitions", type=_positive, metavar="N", help="runs of each (default: 3)")
@@ -173,7 +174,7 @@ def _add_compare(commands) -> None:
     compare.set_defaults(run_command=_compare)
 
 
-def _add_submit(commands) -> None:
+def _add_submit(commands: Any) -> None:
     about = "Fill the settings of a SLURM script in (launch/slurm), write it to RUNS/submitted, and submit it."
     submit = commands.add_parser("submit", help="train a preset as a SLURM job", description=about)
     submit.add_argument("preset", help="as for train")
@@ -197,7 +198,7 @@ def _add_submit(commands) -> None:
     submit.set_defaults(run_command=_submit, short_for=_short_for("transport", "seed"))
 
 
-def _add_doctor(commands) -> None:
+def _add_doctor(commands: Any) -> None:
     about = "Look whether a preset would run well here. Under mpirun or srun it looks at that world; by itself it starts one."
     doctor = commands.add_parser("doctor", help="look for what is wrong with this machine or job", description=about)
     doctor.add_argument("preset", nargs="?", help="as for train (default: only look at the machine)")
@@ -231,7 +232,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _train(options, arguments: list[str]) -> int:
+def _train(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import train
 
     overrides = _overrides(options)
@@ -246,25 +247,25 @@ def _short_for(*names: str) -> dict[str, str]:
     return {name: f"run.{name}" for name in names}
 
 
-def _overrides(options) -> list[str]:
+def _overrides(options: argparse.Namespace) -> list[str]:
     """Return --set with what --transport, --seed and --tolerate are short for."""
     typed = {field: vars(options)[name] for name, field in options.short_for.items()}
     return [*options.overrides, *(f"{field}={value}" for field, value in typed.items() if value is not None)]
 
 
-def _evaluate(options, arguments: list[str]) -> int:
+def _evaluate(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import playback
 
     return playback.evaluate(options.run, options.checkpoint, options.episodes, options.seed)
 
 
-def _play(options, arguments: list[str]) -> int:
+def _play(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import playback
 
     return playback.play(options.run, options.checkpoint, options.gif, options.seed, options.frames)
 
 
-def _plot(options, arguments: list[str]) -> int:
+def _plot(options: argparse.Namespace, arguments: list[str]) -> int:
     from apex.run_folder import resolve
     from launch import output_file
     from launch.plot import learning_curve
@@ -275,43 +276,43 @@ def _plot(options, arguments: list[str]) -> int:
     return 0
 
 
-def _bench_index(options, arguments: list[str]) -> int:
+def _bench_index(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import bench_index
 
     return bench_index.run(options.json, options.png, options.quick, options.leaves, options.indexes, options.core)
 
 
-def _bench_system(options, arguments: list[str]) -> int:
+def _bench_system(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import bench_system
 
     return bench_system.run(options.preset, options.actors, options.seconds, options.overrides, options.json)
 
 
-def _bench_rates(options, arguments: list[str]) -> int:
+def _bench_rates(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import bench_rates
 
     asked = {name: value for name in bench_rates.FIELDS if (value := getattr(options, name)) is not None}
     return bench_rates.run(bench_rates.Options(**asked), options.json)
 
 
-def _compare(options, arguments: list[str]) -> int:
+def _compare(options: argparse.Namespace, arguments: list[str]) -> int:
     import shlex
 
     from launch import compare
 
-    asked = {name: value for name in compare.FIELDS if (value := getattr(options, name, None)) is not None}
+    asked: dict[str, Any] = {name: value for name in compare.FIELDS if (value := getattr(options, name, None)) is not None}
     chosen = compare.Options(**((compare.QUICK if options.quick else {}) | asked))
     return compare.run(chosen, options.json, options.png, options.report, shlex.join(["apex", *arguments]))
 
 
-def _submit(options, arguments: list[str]) -> int:
+def _submit(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import submit
 
     asked = {name: value for name in submit.FIELDS if (value := getattr(options, name, None)) is not None}
     return submit.run(submit.Request(**asked | {"overrides": tuple(_overrides(options)), "sbatch": tuple(options.sbatch or ())}))
 
 
-def _doctor(options, arguments: list[str]) -> int:
+def _doctor(options: argparse.Namespace, arguments: list[str]) -> int:
     from launch import doctor
 
     config = None if options.preset is None else configuration.load(options.preset, _overrides(options))
@@ -322,7 +323,7 @@ def _config_help() -> str:
     """Return every configuration field with its default, unit and meaning."""
     lines = ["configuration fields (--set section.field=value):"]
     for section, cls in configuration.sections().items():
-        lines.append(f"\n[{section}]  {cls.__doc__.splitlines()[0]}")
+        lines.append(f"\n[{section}]  {(cls.__doc__ or '').splitlines()[0]}")
         for name, field in configuration.fields(cls).items():
             unit = f" [{field.metadata['unit']}]" if field.metadata["unit"] else ""
             choices = f" ({' | '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""

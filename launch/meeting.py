@@ -64,7 +64,8 @@ class Meeting:
     def __init__(self, folder: Path, topology: Topology, watchdog_s: float, limit_s: float):
         self._folder, self._size = folder / _FOLDER, topology.size
         self._watchdog_s, self._limit_s = watchdog_s, limit_s
-        self._missing, self._told, self._has_begun = (set(), _STAGES[0]), False, False
+        self._missing: tuple[set[int], _Stage] = set(), _STAGES[0]
+        self._told = self._has_begun = False
         self.restart()
 
     def open(self) -> None:

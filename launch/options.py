@@ -6,6 +6,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 from apex.config import ConfigError, nearest
 from apex.say import say
@@ -14,41 +15,43 @@ from apex.say import say
 class Parser(argparse.ArgumentParser):
     """Takes no abbreviation; raises :class:`ConfigError` for what it does not know, with the nearest option."""
 
-    def __init__(self, *args, **options):
+    def __init__(self, **options: Any):
         self._known: list[str] = []
         self._has_commands = False
-        super().__init__(*args, allow_abbrev=False, **options)
+        super().__init__(**{**options, "allow_abbrev": False})
 
-    def add_argument(self, *names, **options):
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Declare an argument, as argparse does."""
         self._known += [name for name in names if name.startswith("--")]
         return super().add_argument(*names, **options)
 
-    def add_subparsers(self, **options):
+    def add_subparsers(self, **options: Any) -> Any:
         """Declare commands, each with a parser of this class."""
         self._has_commands = True
         return super().add_subparsers(**options)
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace=None):
+    def parse_known_args(  # type: ignore[override]  # without overloads
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; nothing is left over."""
         args = sys.argv[1:] if args is None else list(args)
         for name in self._names(args):
             if name not in self._known:
                 self.error(f"unknown option '{name}'; {nearest(name, self._known)}")
-        namespace, left = super().parse_known_args(args, namespace)
+        parsed, left = super().parse_known_args(args, namespace or argparse.Namespace())
         if left:
             self.error(f"unexpected argument '{left[0]}'")
-        return namespace, left
+        return parsed, left
 
     def _names(self, args: list[str]) -> Iterable[str]:
         """Return the long options in ``args`` that are for this parser, not for a command's or for what follows --."""
         own = itertools.takewhile(lambda text: text != "--" and (text.startswith("-") or not self._has_commands), args)
         return [text.partition("=")[0] for text in own if text.startswith("--")]
 
-    def print_help(self, file=None) -> None:
+    def print_help(self, file: object = None) -> None:
         """Say the help."""
         say(self.format_help(), end="")
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         """Refuse."""
         raise ConfigError(f"{message}; see `{self.prog} --help`")

@@ -10,9 +10,13 @@ import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from apex.config import ConfigError
 from apex.say import say
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 JSON, MARKDOWN, FILM, PICTURE = (".json",), (".md",), (".gif",), (".png", ".pdf", ".svg")
 
@@ -35,7 +39,7 @@ class OutputFile:
         """The end of the name, in lower case."""
         return self.path.suffix.lower()
 
-    def write(self, save: Callable[[Path], None], about: str = "") -> None:
+    def write(self, save: Callable[[Path], object], about: str = "") -> None:
         """Have ``save(path)`` write the file, under another name at first; say what was written, and over what."""
         aside = self._aside()
         try:
@@ -52,7 +56,7 @@ class OutputFile:
         """Write ``text`` as UTF-8."""
         self.write(lambda path: path.write_text(text, encoding="utf-8"))
 
-    def write_figure(self, figure, about: str = "") -> None:
+    def write_figure(self, figure: Figure, about: str = "") -> None:
         """Write a figure of matplotlib's in the format that the suffix names."""
         self.write(lambda path: figure.savefig(path, format=self.suffix[1:], dpi=150), about)
 

@@ -12,7 +12,7 @@ from actors.evaluator import Episodes
 from apex import algorithms, checkpoint, look, weights
 from apex import config as configuration
 from apex.config import Config, ConfigError
-from apex.envs import GuardedEnvs, env_spec, make_envs
+from apex.envs import GuardedEnvs, VectorEnv, env_spec, make_envs
 from apex.envs.guard import refusing
 from apex.run_folder import RunFolder, resolve
 from apex.say import say, warn
@@ -65,7 +65,7 @@ class Player:
         """Play ``episodes`` greedy episodes at full scores, on seeds ``seed``, ``seed + 1``, ..."""
         env = self.config.env
 
-        def make(attempt: int):
+        def make(attempt: int) -> VectorEnv:
             return make_envs(env, episodes, seed, evaluation=True, render=render)
 
         with refusing(env, "playback"), contextlib.closing(GuardedEnvs(make, 0, "playback")) as envs:
@@ -103,7 +103,7 @@ def play(run: str, which: str | None, gif: Path, seed: int | None, max_frames: i
     return 0
 
 
-def _film(envs, frames: list[np.ndarray], max_frames: int) -> None:
+def _film(envs: GuardedEnvs, frames: list[np.ndarray], max_frames: int) -> None:
     if len(frames) < max_frames:
         frames.append(envs.render())
 

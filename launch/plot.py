@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from apex import look
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
 from launch.output_file import OutputFile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _UNITS = ((2 * 3600, 3600, "h"), (600, 60, "min"), (0, 1, "s"))
 
@@ -23,7 +28,7 @@ def learning_curve(runs: list[Path], out: OutputFile) -> None:
     out.write_figure(_figure([Path(run) for run in runs]))
 
 
-def _figure(runs: list[Path]):
+def _figure(runs: list[Path]) -> Figure:
     """Return the :class:`matplotlib.figure.Figure` of :func:`learning_curve`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -66,7 +71,7 @@ def _experience_axis(logs: list[list[dict]]) -> tuple[str, float, str]:
     return ("env_frames", 1, "env frames") if skipping else ("agent_steps", 1, "agent steps")
 
 
-def _draw(panel, logs: list[list[dict]], key: str, scale: float, targets: list[float]) -> None:
+def _draw(panel: Axes, logs: list[list[dict]], key: str, scale: float, targets: list[float]) -> None:
     for number, rows in enumerate(logs):
         colour = f"C{number % 10}"
         train = [(row[key] / scale, row["train_return"]) for row in rows if row["train_return"] is not None]
@@ -92,7 +97,7 @@ def _targets(runs: list[Path]) -> list[float]:
     """Return the distinct target returns of the runs that stop at one."""
     sections = [_run_section(RunFolder(run).config_path) for run in runs]
     targets = [run.get("target_return") for run in sections if run.get("stop_at_target")]
-    return sorted({target for target in targets if type(target) in (int, float)})
+    return sorted({float(target) for target in targets if isinstance(target, int | float) and not isinstance(target, bool)})
 
 
 def _run_section(path: Path) -> dict:
@@ -106,7 +111,7 @@ def _run_section(path: Path) -> dict:
         raise ConfigError(f"{path} is no configuration of a run; move it aside to plot without it") from None
 
 
-def _legend(figure, names: list[str], has_target: bool) -> None:
+def _legend(figure: Figure, names: list[str], has_target: bool) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=f"C{n % 10}", linewidth=1.8, label=name) for n, name in enumerate(names)]

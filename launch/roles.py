@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from apex.checkpoint import Reader
 from apex.config import Config
 from apex.role import Role
@@ -13,8 +16,8 @@ from launch.view import line
 
 
 def build(
-    config: Config, spec: EnvSpec, topology: Topology, rank: int, port,
-    folder: RunFolder, preset: str, show=None, reader: Reader | None = None,
+    config: Config, spec: EnvSpec, topology: Topology, rank: int, port: Any,
+    folder: RunFolder, preset: str, show: Callable[[dict], None] | None = None, reader: Reader | None = None,
 ) -> Role:  # fmt: skip
     """Return the role of a world rank, which goes on from ``reader``. Imports only what that role needs: a replay rank has no torch."""
     role, index = topology.role(rank)

@@ -21,6 +21,7 @@ from launch import beginning
 if __name__ == "__main__":
     beginning.end_on_interrupt()  # what is imported below takes a while, in which Ctrl-C may come
 
+import argparse
 import contextlib
 import ctypes
 import os
@@ -31,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from apex.config import ConfigError
@@ -100,7 +102,7 @@ def end_with_parent(number: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-def _end(number, frame) -> None:
+def _end(number: int, frame: object) -> None:
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise Ended(number)
@@ -109,12 +111,12 @@ def _end(number, frame) -> None:
 class Ranks:
     """The processes of this host."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._running: dict[int, tuple[int, subprocess.Popen]] = {}  # pid -> rank, process
         self._lives: dict[int, int] = {}
         self._is_over = False  # the first rank, which ends last, has ended well
 
-    def start(self, options, endpoint: str, token: str) -> None:
+    def start(self, options: argparse.Namespace, endpoint: str, token: str) -> None:
         """Start them, each in a group of its own, so that Ctrl-C on a terminal comes to this process alone."""
         self._options = options
         self._job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint, TOKEN_VARIABLE: token}
@@ -141,9 +143,9 @@ class Ranks:
         """Return 0 when all have ended well, or the status of the first that has not, as soon as it has not."""
         while self._running:
             pid, status = os.wait()
-            rank, process = self._running.pop(pid, (None, None))
-            if process is None:
+            if pid not in self._running:
                 continue
+            rank, process = self._running.pop(pid)
             process.returncode = os.waitstatus_to_exitcode(status)
             if process.returncode and self._starts_again(rank, process.returncode):
                 self._start(rank, self._lives[rank] + 1)
@@ -194,7 +196,7 @@ def _prepare(spawner: int, life: int) -> None:
         os._exit(1)
 
 
-def _token(options) -> str:
+def _token(options: argparse.Namespace) -> str:
     """Return the job's token, made here where none is set; raises :class:`ConfigError` where others could guess it.
 
     Where ranks of other launchers belong to the job, it has to be set: each would make another.
@@ -213,7 +215,7 @@ def _given_token() -> bytes | None:
 
 
 @contextlib.contextmanager
-def _endpoint(asked: str | None):
+def _endpoint(asked: str | None) -> Iterator[str]:
     """Give the address where the ranks meet; a folder made for it is removed."""
     if asked == "tcp":
         yield f"tcp://127.0.0.1:{_free_port()}"

@@ -107,18 +107,18 @@ def _per_node(request: Request, kind: str, config: Config) -> int:
 def _options(request: Request, kind: str, config: Config) -> list[dict[str, str | None]]:
     """Return the options of sbatch for each part of the job."""
     ranks = _per_node(request, kind, config)
-    named = {"time": request.time, "mem": request.mem, "partition": request.partition}
+    named: dict[str, str | None] = {"time": request.time, "mem": request.mem, "partition": request.partition}
     asked = {name: value for name, value in named.items() if value is not None}
     if kind in ("single", "compare"):
-        sized = {"cpus-per-task": str(ranks * request.cpus_per_rank)}
+        sized: dict[str, str | None] = {"cpus-per-task": str(ranks * request.cpus_per_rank)}
     else:
         sized = {"nodes": str(request.nodes), "ntasks-per-node": str(ranks), "cpus-per-task": str(request.cpus_per_rank)}
-    more = dict(_sbatch_option(text) for text in request.sbatch)
+    more: dict[str, str | None] = dict(_sbatch_option(text) for text in request.sbatch)
     if request.gpus is not None:
         more = {"gres": f"gpu:{request.gpus}" if request.gpus else None} | more
     if kind != "heterogeneous":
         return [asked | sized | more]
-    learner = {"ntasks": str(_before_actors(config)), "cpus-per-task": str(config.learner.threads)}
+    learner: dict[str, str | None] = {"ntasks": str(_before_actors(config)), "cpus-per-task": str(config.learner.threads)}
     if request.learner_partition is not None:
         learner["partition"] = request.learner_partition
     return [{name: value for name, value in asked.items() if name != "partition"} | learner | more, asked | sized]
@@ -154,14 +154,15 @@ def _arguments(request: Request, kind: str) -> list[str]:
 
 def fill(text: str, parts: list[dict[str, str | None]], variables: dict[str, str]) -> str:
     """Return a script with the options of each of its parts, and shell variables, set; an option of None is taken out."""
-    for value in (value for group in (*parts, variables) for value in group.values()):
+    for value in [*(value for part in parts for value in part.values()), *variables.values()]:
         if value is not None and not value.isprintable():
             raise ConfigError(f"{value!r} holds characters that no line of a job script can")
     sections = text.split(_NEXT_PART)
     filled = _NEXT_PART.join(_with_options(section, options) for section, options in zip(sections, parts, strict=True))
     for name, value in variables.items():
         line = f"{name}={shlex.quote(value)}"
-        filled = re.sub(rf"^{name}=.*$", lambda _, line=line: line, filled, flags=re.MULTILINE)
+        escaped = line.replace("\\", r"\\")
+        filled = re.sub(rf"^{name}=.*$", escaped, filled, flags=re.MULTILINE)
     return filled
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import resource
 import time
 
+Moment = tuple[float, float, int]
 SETTLED_S = 1.0  # from the first step on; what follows is given by itself
 
 
 class Usage:
     """Seconds, CPU seconds and steps from a role's first step to the end of the run."""
 
-    def __init__(self):
-        self._start = self._settled = self._end = None
+    def __init__(self) -> None:
+        self._start: Moment | None = None
+        self._settled: Moment | None = None
+        self._end: Moment | None = None
         self._settles_at, self._steps = float("inf"), 0
 
     def begin(self) -> None:

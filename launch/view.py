@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from apex.config import Config
 from apex.look import Unreadable
 from apex.run_folder import RunFolder, Tail
 from apex.say import divert, is_terminal, say, write
 from apex.topology import Topology
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 def announce(config: Config, topology: Topology, path: Path) -> None:
@@ -55,20 +60,25 @@ def line(row: dict) -> str:
     return "  ".join(parts)
 
 
-def table(row: dict, title: str):
+def table(row: dict, title: str) -> Table:
     """Return a row of the log as a :class:`rich.table.Table`, one line for each role."""
     from rich.table import Table
 
     result = Table(title=title, title_justify="left")
-    for heading, justify in (("role", "left"), ("done", "right"), ("rate", "right"), ("waiting", "right"), ("", "left")):
-        result.add_column(heading, justify=justify)
+    result.add_column("role")
+    for heading in ("done", "rate", "waiting"):
+        result.add_column(heading, justify="right")
+    result.add_column("")
     for cells in (_learner(row), _actors(row), _replay(row), _evaluator(row)):
         result.add_row(*cells)
     result.caption = f"{_number(row.get('wall_s'))} s"
     return result
 
 
-def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=None, period_s: float = 0.25, only_new=False) -> None:
+def follow(
+    folder_path: Path, is_alive: Callable[[], bool], title: str,
+    console: Console | None = None, period_s: float = 0.25, only_new: bool = False,
+) -> None:  # fmt: skip
     """Show a run's rows as they are written, until ``is_alive()`` is False; the last is always shown.
 
     With ``only_new`` those that there are already, of a run that is resumed, are left out.
@@ -90,7 +100,7 @@ def follow(folder_path: Path, is_alive: Callable[[], bool], title: str, console=
             _show_lines(batches, told, console)
 
 
-def _show_lines(batches, told: deque, console) -> None:
+def _show_lines(batches: Iterable[list[dict]], told: deque[tuple[bool, str]], console: Console) -> None:
     for rows in batches:
         while told:
             write(*told.popleft())
@@ -98,11 +108,11 @@ def _show_lines(batches, told: deque, console) -> None:
             _print(line(row), console)
 
 
-def _print(text: str, console) -> None:
+def _print(text: str, console: Console) -> None:
     console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float):
+def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float) -> Iterator[list[dict]]:
     """Yield lists of new rows, the last one after the run has ended."""
     while True:
         alive = is_alive()  # asked before reading: what was written before the end is then all read
@@ -120,7 +130,7 @@ def _new_rows(tail: Tail) -> list[dict]:
         return []
 
 
-def _show_live(batches, told: deque, title: str, console) -> None:
+def _show_live(batches: Iterable[list[dict]], told: deque[tuple[bool, str]], title: str, console: Console) -> None:
     from rich.live import Live
     from rich.text import Text
 

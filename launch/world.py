@@ -45,9 +45,10 @@ def is_bare(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _refuse_bare_tasks(environment: Mapping[str, str]) -> None:
-    if is_bare(environment):
+    step = from_srun(environment)
+    if step is not None and is_bare(environment):
         raise ConfigError(
-            f"srun has started {from_srun(environment)[1]} tasks, but no MPI world for them; name the PMI that your MPI was built for, "
+            f"srun has started {step[1]} tasks, but no MPI world for them; name the PMI that your MPI was built for, "
             "as --mpi=pmix or --mpi=pmi2 (srun --mpi=list shows those of this SLURM)"
         )
 

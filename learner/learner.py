@@ -12,7 +12,7 @@ from apex.metrics import Counters
 from apex.ports import LearnerPort
 from apex.role import Role
 from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
-from apex.state import are_numbers, is_count, require, table_of
+from apex.state import Checks, are_numbers, is_count, require, table_of
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner import importance
 from learner import record as run_log
@@ -24,7 +24,7 @@ from learner.record import Record
 from learner.train_step import NotFinite, StepResult, TrainStep
 
 _ARE_REPLIES = table_of(lambda state: isinstance(state, dict) and are_numbers(state.get("counters")))
-STATE = {
+STATE: Checks = {
     "record": run_log.STATE, "importance": importance.STATE, "counters": are_numbers,
     "param_version": is_count, "turn": is_count, "requested": is_count,
     "answers": lambda value: isinstance(value, dict) and value.keys() <= {ACTOR, EVALUATOR} and all(map(_ARE_REPLIES, value.values())),
