@@ -9,18 +9,19 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
 from apex import config as configuration
 from apex.config import Config
 from apex.metrics import REPORT_FIELDS
-from apex.ports import IntakeEvent
+from apex.ports import ActorPort, IntakeEvent, LearnerPort, Port, ReplayPort
 from apex.role import Role
-from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
+from apex.schema import EnvSpec, Layout, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
 from launch.usage import Usage
-from replay_rank.service import ReplayService
+from replay_rank.service import Event, ReplayService
 
 SPEC = EnvSpec((84, 84), "uint8", 4, 6)
 WARM_UP_S = 0.5  # not measured, after the first batch
@@ -58,7 +59,7 @@ def _frames_used(config: Config) -> int:
 class Measured(Role):
     """A role that knows what it used."""
 
-    def __init__(self, role: str, port, report_period_s: float = _REPORT_PERIOD_S):
+    def __init__(self, role: str, port: Port, report_period_s: float = _REPORT_PERIOD_S):
         super().__init__(role, port, 8 * report_period_s)
         self.usage = Usage()
 
@@ -88,14 +89,16 @@ class Measured(Role):
 class Idle(Measured):
     """An actor or evaluator with nothing to do."""
 
-    def __init__(self, port, role: str = EVALUATOR, report_period_s: float = _REPORT_PERIOD_S):
+    def __init__(self, port: Port, role: str = EVALUATOR, report_period_s: float = _REPORT_PERIOD_S):
         super().__init__(role, port, report_period_s)
 
 
 class IdleLearner(Measured):
     """Hears reports, and ends the run after so many seconds."""
 
-    def __init__(self, port, seconds: float, report_period_s: float):
+    port: LearnerPort
+
+    def __init__(self, port: LearnerPort, seconds: float, report_period_s: float):
         super().__init__(LEARNER, port, report_period_s)
         self._stop_at = time.perf_counter() + seconds
 
@@ -119,7 +122,7 @@ class IdleLearner(Measured):
 class Batches:
     """Intake batches made once; each sending only gives one a new number."""
 
-    def __init__(self, config: Config, actor: int, count: int, memory=aligned_bytes):
+    def __init__(self, config: Config, actor: int, count: int, memory: Callable[[int, int], np.ndarray] = aligned_bytes):
         layout = intake_layout(SPEC, config.actor.intake_batch, config.algorithm.n_step)
         self.nbytes = intake_nbytes(layout, SPEC, _frames_used(config))
         self._buffers = memory(count, layout.nbytes)
@@ -153,15 +156,16 @@ class Batches:
 class Account:
     """What a replay rank received: of each actor how many batches, and the sums of their numbers and of the squares of these."""
 
-    def __init__(self, actors: int, layout):
+    def __init__(self, actors: int, layout: Layout):
         self.received = [[0, 0, 0] for _ in range(actors)]
         self.damaged = self.batches = self.nbytes = 0
         self._header, self._stamp = (layout.fields[name].offset for name in ("header", "param_version"))
 
     def take(self, landing: np.ndarray, nbytes: int) -> None:
         """Count the batch that has landed."""
-        actor, number = _ACTOR_AND_NUMBER.unpack_from(landing, self._header)
-        (stamp,) = _STAMP.unpack_from(landing, self._stamp)
+        held = landing.data
+        actor, number = _ACTOR_AND_NUMBER.unpack_from(held, self._header)
+        (stamp,) = _STAMP.unpack_from(held, self._stamp)
         mine = self.received[actor]
         mine[0] += 1
         mine[1] += number
@@ -188,7 +192,9 @@ def lost_batches(sent: list[int], received: list[list[list[int]]]) -> int:
 class SyntheticActor(Measured):
     """Sends premade batches as fast as credits allow, or at ``rate`` transitions/s."""
 
-    def __init__(self, config: Config, port, index: int, rate: float):
+    port: ActorPort
+
+    def __init__(self, config: Config, port: ActorPort, index: int, rate: float):
         super().__init__(ACTOR, port)
         count = config.actor.in_flight * config.replay.ranks + 1
         self._batches, self._free = Batches(config, index, count, port.intake_memory), list(range(count))
@@ -224,12 +230,12 @@ class SyntheticActor(Measured):
 class MeasuredReplay(ReplayService):
     """The real replay rank, which also keeps account and measures its rates over a window of ``seconds``."""
 
-    def __init__(self, config: Config, port, index: int, actors: int, sampling: bool, seconds: float):
+    def __init__(self, config: Config, port: ReplayPort, index: int, actors: int, sampling: bool, seconds: float):
         super().__init__(config, SPEC, port, index)
         self.usage, self.account = Usage(), Account(actors, self.replay.store.layout)
         self._sampling, self._seconds = sampling, seconds
         self._marks: list[tuple] = []
-        self._next_mark = None
+        self._next_mark: float | None = None
         self.replay.store.buffer[:, ::_PAGE] = 0  # touched before, not while measured
 
     def work(self) -> bool:
@@ -261,8 +267,8 @@ class MeasuredReplay(ReplayService):
         rates = [(b - a) / (end - start) for a, b in zip(before, after)]
         return found | {"window_s": end - start} | dict(zip(("transitions_per_s", "bytes_per_s", "samples_per_s"), rates))
 
-    def _handle(self, event) -> bool:
-        if type(event) is IntakeEvent:
+    def _handle(self, event: Event | None) -> bool:
+        if isinstance(event, IntakeEvent):
             self.account.take(self.replay.landing(), event.nbytes)
         return super()._handle(event)
 
@@ -284,7 +290,9 @@ class SyntheticLearner(Measured):
     that of the pace, since it does not look before.
     """
 
-    def __init__(self, config: Config, port, sampling: bool, seconds: float, batches_per_s: float):
+    port: LearnerPort
+
+    def __init__(self, config: Config, port: LearnerPort, sampling: bool, seconds: float, batches_per_s: float):
         super().__init__(LEARNER, port)
         self._config, self._sampling, self._seconds = config, sampling, seconds
         self._period_s = 1.0 / batches_per_s if batches_per_s else 0.0

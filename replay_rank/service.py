@@ -97,7 +97,7 @@ class ReplayService(Role):
         state = {"replay": self.replay.state_dict(), "limiter": self.limiter.state_dict(), "counters": self.counters.state_dict()}
         return {**state, "open_requests": self._open_requests}
 
-    def waiting_for(self) -> str:
+    def waiting_for(self) -> str | None:
         """Say what the rank waits for."""
         if self._open_requests:
             return f"intake: {self.replay.size} transitions stored, samples wait for the rate limiter"
