@@ -64,7 +64,7 @@ class Actor(Role):
                 self.load_state_dict(reader.state(self._part))
         elif reader is not None:
             with reader.reading(f"the answer of {ACTOR} {index}"):
-                self.counters.load_state_dict(reader.counters(ACTOR, index, num_actors))
+                self.counters = reader.counters(ACTOR, index, num_actors)
                 rng = reader.answers(ACTOR).get(index, {}).get("rng")  # one that did not exist, or reply, keeps that of its seed
                 if rng is not None:
                     seeds.load_state_dict(self.rng, rng)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,8 +99,8 @@ class Evaluator(Role):
         self._restarts_before = self.counters["env_restarts"]
         if reader is not None and port.about is None:
             with reader.reading(f"the answer of {EVALUATOR}"):
-                state = reader.answers(EVALUATOR).get(0, {})
-                self.load_state_dict({"next_steps": 0, "best_return": -math.inf, **state, "counters": reader.counters(EVALUATOR, 0, 1)})
+                counters = {"counters": reader.counters(EVALUATOR, 0, 1).state_dict()}
+                self.load_state_dict(self.state_dict() | reader.answers(EVALUATOR).get(0, {}) | counters)
 
     def work(self) -> bool:
         """Make one vector step of the running evaluation, or report it, or ask for the next weights."""

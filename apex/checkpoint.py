@@ -303,15 +303,15 @@ class Reader:
         """Return the states that the ranks of a role that write no files replied with, by role index."""
         return {int(index): state for index, state in self.values(LEARNER)["answers"].get(role, {}).items()}
 
-    def counters(self, role: str, index: int, ranks: int) -> dict[str, float]:
+    def counters(self, role: str, index: int, ranks: int) -> Counters:
         """Return the counters that rank ``index`` of now ``ranks`` ranks of a role goes on from; their sums stay."""
+        counters, fields = Counters(role), REPORT_FIELDS[role]
         if role == REPLAY:
             held = [self.values(f"{REPLAY}-{old}")["counters"] for old in range(self.replay_ranks)]
-            return {name: float(share([old[name] for old in held], ranks, index)) for name in REPORT_FIELDS[REPLAY]}
-        mine = [state["counters"] for old, state in sorted(self.answers(role).items()) if old % ranks == index]
-        if not mine:
-            return Counters(role).state_dict()
-        return {name: float(sum(counters[name] for counters in mine)) for name in REPORT_FIELDS[role]}
+            counters.load_state_dict({name: share([old[name] for old in held], ranks, index) for name in fields})
+        elif mine := [state["counters"] for old, state in sorted(self.answers(role).items()) if old % ranks == index]:
+            counters.load_state_dict({name: sum(old[name] for old in mine) for name in fields})
+        return counters
 
     def _is_exact(self, now: dict[str, dict], num_actors: int) -> bool:
         same = all(now[section][name] == self.config[section][name] for section, name in _SIZES)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 _STREAMS = ("learner", "replay", "actor", "environments")
-WORDS = 6
-"""Length of a generator's state as words."""
-_LOW = (1 << 64) - 1
 
 
 def generator(seed: int, stream: str, index: int = 0, life: int = 0) -> np.random.Generator:
@@ -31,20 +28,6 @@ def load_state_dict(rng: np.random.Generator, state: dict) -> None:
     inner = {"state": state["state"], "inc": state["inc"]}
     rest = {"has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
     rng.bit_generator.state = {**rng.bit_generator.state, "state": inner, **rest}
-
-
-def state_words(rng: np.random.Generator) -> np.ndarray:
-    """Return the state of a generator of this module, int64[WORDS], of which some are not 0."""
-    state = rng.bit_generator.state
-    words = [word for part in ("state", "inc") for word in divmod(state["state"][part], 1 << 64)]
-    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
-
-
-def set_state_words(rng: np.random.Generator, words: np.ndarray) -> None:
-    """Bring a generator of this module to the state that ``state_words`` returned."""
-    high, low, inc_high, inc_low, has_uint32, uinteger = (int(word) & _LOW for word in words)
-    state = {"state": high << 64 | low, "inc": inc_high << 64 | inc_low}
-    rng.bit_generator.state = {**rng.bit_generator.state, "state": state, "has_uint32": has_uint32, "uinteger": uinteger}
 
 
 def environment_seed(seed: int, first_environment: int, resumed_at: int = 0, attempt: int = 0) -> int:

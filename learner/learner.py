@@ -8,7 +8,6 @@ from apex import weights
 from apex.checkpoint import Reader
 from apex.config import Config
 from apex.control import no_more_intake
-from apex.metrics import Counters
 from apex.ports import LearnerPort
 from apex.role import Role
 from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
@@ -226,13 +225,7 @@ class Learner(Role):
         """Return the reports that a checkpoint stands for, role -> vectors by index."""
         topology = self.record.topology
         ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
-        return {role: [self._vector(role, reader.counters(role, i, n)) for i in range(n)] for role, n in ranks.items()}
-
-    @staticmethod
-    def _vector(role: str, state: dict[str, float]) -> np.ndarray:
-        counters = Counters(role)
-        counters.load_state_dict(state)
-        return counters.vector()
+        return {role: [reader.counters(role, i, n).vector() for i in range(n)] for role, n in ranks.items()}
 
     def _hear_reports(self) -> bool:
         reports = self.port.poll_reports()

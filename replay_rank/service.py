@@ -118,7 +118,7 @@ class ReplayService(Role):
     def _resume(self, config: Config, reader: Reader, index: int) -> None:
         Restore(reader, index, config.replay.ranks)(self.replay, self.limiter, self.segments)
         with reader.reading(f"{self.name}.json"):
-            self.counters.load_state_dict(reader.counters(REPLAY, index, config.replay.ranks))
+            self.counters = reader.counters(REPLAY, index, config.replay.ranks)
             if reader.exact:
                 self._open_requests = reader.values(self.name)["open_requests"]
 

@@ -114,6 +114,16 @@ def test_one_byte_in_a_shared_segment_costs_its_transitions_and_no_checkpoint(ru
             role.replay.check()
 
 
+def test_one_byte_in_an_actors_part_costs_its_checkpoint_and_is_found_before_the_start(runs, capsys):  # noqa: F811
+    run = runs("a")
+    run.train(60)
+    newest, before = checkpoint.complete(run.folder.checkpoints)[:2]
+    flip(newest / "actor-1.npz")
+    capsys.readouterr()
+    assert min(run.resume(70)) == checkpoint.steps_of(before) + 1
+    assert f"{newest}: actor-1.npz has been changed; it is passed over" in capsys.readouterr().err
+
+
 @as_root
 @pytest.mark.parametrize("part", ["learner.pt", "manifest.json", "replay-0.npz", "bin", ".", "..", "../../config.toml", "../best.pt"])
 def test_what_another_user_may_not_read_is_refused_and_nothing_changes(runs, part):  # noqa: F811
