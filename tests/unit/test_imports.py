@@ -30,8 +30,8 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-def imported(path):
-    """Return the dotted names that a file imports: statements anywhere in it, and module names in strings."""
+def imported(path, in_strings=True):
+    """Return the dotted names that a file imports: statements anywhere in it and, unless told not to, module names in strings."""
     package = path.relative_to(ROOT).parent.parts
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -41,7 +41,7 @@ def imported(path):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
+        elif in_strings and isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
             names.add(node.value)
     return names
 
@@ -87,6 +87,45 @@ def test_only_transports_import_mpi4py_or_zmq(path):
 def test_the_transports_are_where_mpi4py_is_imported():
     users = [path for path in ALL if packages_imported(path) & {"mpi4py", "zmq"}]
     assert users and all(name_of(path).startswith("apex/transport/") for path in users)
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def our_module(name, modules):
+    """Return the module of ours that a dotted name leads to, or None: the rest of the name is in that module."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def in_a_circle(graph):
+    """Return the nodes of a graph (node -> the nodes it leads to) that lead back to themselves."""
+    reached = {node: set(others) for node, others in graph.items()}
+    for middle in graph:
+        for node in graph:
+            if middle in reached[node]:
+                reached[node] |= reached[middle]
+    return {node for node, others in reached.items() if node in others}
+
+
+# A rank starts the process that takes a lost one's place, and that process is a rank.
+CIRCLE_LEFT = {"launch.rank", "launch.replacement"}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = {module_of(path) for path in ALL}
+    graph = {}
+    for path in ALL:
+        found = {our_module(name, modules) for name in imported(path, in_strings=False)}
+        graph[module_of(path)] = found - {None, module_of(path)}
+    assert in_a_circle(graph) <= CIRCLE_LEFT
+
+
+def test_a_circle_is_found_however_long_it_is():
+    assert in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == {"a", "b", "c"}
+    assert not in_a_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
 
 
 ON_TENSORS = {"replay_rank/tensor_index.py", "replay_rank/index/torch.py", "replay_rank/index/rank_torch.py"}
