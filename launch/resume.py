@@ -84,7 +84,7 @@ def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:
     try:
         for name in ("result.json", "error.txt"):
             (folder.path / name).unlink(missing_ok=True)
-        folder.cut_rows(Reader(checkpoint, config, 0).values(LEARNER)["record"]["wall_s"])
+        folder.cut_rows(Reader(checkpoint, config, 0).values(LEARNER)["run_log"]["wall_s"])
         folder.write_config(to_toml(config))
         folder.reserve()
         checkpoint_format.remove_leftovers(folder.checkpoints)
@@ -179,20 +179,20 @@ def _check_config(held: Reader, config: Config) -> None:
 
 def _check_limits(held: Reader, config: Config) -> None:
     """Refuse to go on where a limit of the run has been reached: it would end at once."""
-    run, record = config.run, held.values(LEARNER)["record"]
+    run, log = config.run, held.values(LEARNER)["run_log"]
     if held.learner_steps >= run.max_learner_steps:
         raise ConfigError(
             f"run.max_learner_steps = {run.max_learner_steps} has been reached at {held.folder}; "
             f"raise it, for example --set run.max_learner_steps={2 * held.learner_steps}"
         )
-    if run.max_wall_s and record["wall_s"] >= run.max_wall_s:
+    if run.max_wall_s and log["wall_s"] >= run.max_wall_s:
         raise ConfigError(
-            f"run.max_wall_s = {run.max_wall_s:g} has been reached at {held.folder}, after {record['wall_s']:.0f} s; "
-            f"raise it, for example --set run.max_wall_s={math.ceil(2 * record['wall_s'])}"
+            f"run.max_wall_s = {run.max_wall_s:g} has been reached at {held.folder}, after {log['wall_s']:.0f} s; "
+            f"raise it, for example --set run.max_wall_s={math.ceil(2 * log['wall_s'])}"
         )
-    if run.stop_at_target and record["eval_return"] >= run.target_return:
+    if run.stop_at_target and log["eval_return"] >= run.target_return:
         raise ConfigError(
-            f"run.target_return = {run.target_return:g} has been reached at {held.folder}, with {record['eval_return']:g}; "
+            f"run.target_return = {run.target_return:g} has been reached at {held.folder}, with {log['eval_return']:g}; "
             "raise it, or do not stop there: --set run.stop_at_target=false"
         )
 

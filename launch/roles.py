@@ -27,10 +27,10 @@ def build(
         return ReplayService(config, spec, port, index, folder.checkpoints, reader)
     if role == LEARNER:
         from learner.learner import Learner
-        from learner.record import Record
+        from learner.run_log import RunLog
 
-        record = Record(config, topology, folder, preset, show or (lambda row: None))
-        return Learner(config, spec, port, topology, record, reader)
+        run_log = RunLog(config, topology, folder, preset, show or (lambda row: None))
+        return Learner(config, spec, port, topology, run_log, reader)
     if role == EVALUATOR:
         from actors.evaluator import Evaluator
 

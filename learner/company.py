@@ -16,7 +16,7 @@ from apex.ports import LOST, REPLACED, Change, LearnerPort, PeerLost
 from apex.say import warn
 from apex.topology import Topology
 from learner.checkpointing import Checkpoints
-from learner.record import Record
+from learner.run_log import RunLog
 
 _STARTS_S = 120.0  # importing and making environments, before the first report
 _LONG_LOOK_S = 1.0  # the learner itself was held up: that time is nobody's silence
@@ -25,8 +25,10 @@ _LONG_LOOK_S = 1.0  # the learner itself was held up: that time is nobody's sile
 class Company:
     """Hears who is lost and who is silent, and has them replaced; told of reports by :meth:`heard`."""
 
-    def __init__(self, config: Config, topology: Topology, port: LearnerPort, counters: Counters, record: Record, checkpoints: Checkpoints):
-        self.config, self.topology, self.port, self.counters, self.record = config, topology, port, counters, record
+    def __init__(
+        self, config: Config, topology: Topology, port: LearnerPort, counters: Counters, run_log: RunLog, checkpoints: Checkpoints
+    ):
+        self.config, self.topology, self.port, self.counters, self.run_log = config, topology, port, counters, run_log
         self.checkpoints = checkpoints
         acting, now = range(topology.evaluator_rank, topology.size), time.monotonic()
         self._silent_at = dict.fromkeys(acting, now + _STARTS_S)  # when each has been silent for too long
@@ -94,7 +96,7 @@ class Company:
         """Return what a new process begins with: counters, and a number that no other in its place has had."""
         role, index = self.topology.role(rank)
         life = 1 + int(self.counters["actors_lost"]) + (int(self.counters["learner_steps"]) << 20)
-        return {"life": life, "counters": self.record.hub.reports(role)[index].tolist(), "folder": str(self.record.folder.path)}
+        return {"life": life, "counters": self.run_log.hub.reports(role)[index].tolist(), "folder": str(self.run_log.folder.path)}
 
     def _judge_silence(self, now: float) -> None:
         held_up, self._looked = now - self._looked, now

@@ -14,17 +14,17 @@ from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, 
 from apex.state import Checks, are_numbers, is_count, require, table_of
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner import importance
-from learner import record as run_log
+from learner import run_log as log
 from learner.checked import what_is_wrong
 from learner.checkpointing import Checkpoints, to_cpu
 from learner.company import Company
 from learner.importance import ImportanceWeights
-from learner.record import Record
+from learner.run_log import RunLog
 from learner.train_step import NotFinite, StepResult, TrainStep
 
 _ARE_REPLIES = table_of(lambda state: isinstance(state, dict) and are_numbers(state.get("counters")))
 STATE: Checks = {
-    "record": run_log.STATE, "importance": importance.STATE, "counters": are_numbers,
+    "run_log": log.STATE, "importance": importance.STATE, "counters": are_numbers,
     "param_version": is_count, "turn": is_count, "requested": is_count,
     "answers": lambda value: isinstance(value, dict) and value.keys() <= {ACTOR, EVALUATOR} and all(map(_ARE_REPLIES, value.values())),
 }  # fmt: skip
@@ -39,10 +39,10 @@ class Learner(Role):
     port: LearnerPort
 
     def __init__(
-        self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, record: Record, reader: Reader | None = None
+        self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, run_log: RunLog, reader: Reader | None = None
     ):
         super().__init__(LEARNER, port, config.run.log_period_s)
-        self.config, self.record = config, record
+        self.config, self.run_log = config, run_log
         self.train = TrainStep(config, spec)
         self.importance = ImportanceWeights(config.learner.beta, config.learner.is_normalizer, topology.replay_ranks)
         self._samples, self._num_actions = sample_layout(spec, config.learner.batch_size), spec.num_actions
@@ -51,20 +51,20 @@ class Learner(Role):
         self._param_version = 0
         self._said_last_word = False
         steps = -1 if reader is None else reader.learner_steps
-        self.checkpoints = Checkpoints(config, topology, record.folder.checkpoints, port, steps)
+        self.checkpoints = Checkpoints(config, topology, run_log.folder.checkpoints, port, steps)
         if reader is None:
             self._publish()
         else:
             self._resume(reader)
         self.company: Company | None = None
         if config.run.tolerate == "actors":
-            self.company = Company(config, topology, port, self.counters, record, self.checkpoints)
+            self.company = Company(config, topology, port, self.counters, run_log, self.checkpoints)
 
     def work(self) -> bool:
         """Train on one batch if one has arrived."""
         if self._listen() or self.port.stopping:
             return True
-        if self.record.reason is not None:
+        if self.run_log.reason is not None:
             return False  # the last checkpoint is being written
         self._fill_pipeline()
         arrived = self.port.poll_sample()
@@ -84,7 +84,7 @@ class Learner(Role):
 
     def _say_last_word(self) -> None:
         """Tell the replay ranks once all actors are through, so that their last reports are of all that was on its way."""
-        topology = self.record.topology
+        topology = self.run_log.topology
         if not self._said_last_word and self.port.awaited().isdisjoint(topology.actor_ranks):
             self._said_last_word = True
             for rank in topology.replay_ranks_range:
@@ -92,19 +92,19 @@ class Learner(Role):
 
     def waiting_for(self) -> str:
         """Say what the learner waits for."""
-        if self.record.reason is not None and not self.port.stopping:
+        if self.run_log.reason is not None and not self.port.stopping:
             return "the last checkpoint"
         return f"sample batches: {self.port.waits_for()}"
 
     def close(self) -> None:
         """Write the last row of the log and the result."""
         self._hear_reports()
-        self.record.close()
+        self.run_log.close()
 
     def _fill_pipeline(self) -> None:
         while self._requested < self.config.learner.prefetch:
             self.port.request_sample(self._turn)
-            self._turn = (self._turn + 1) % self.record.topology.replay_ranks
+            self._turn = (self._turn + 1) % self.run_log.topology.replay_ranks
             self._requested += 1
 
     def _make_messages(self, config: Config) -> None:
@@ -134,7 +134,7 @@ class Learner(Role):
         """Go on without the step, its priorities as they were; keep what it was made from. Too many end the run."""
         self.counters.add("skipped_steps")
         skipped = int(self.counters["skipped_steps"])
-        self.record.keep_skipped(skipped, error, views, self.train.state_dict())
+        self.run_log.keep_skipped(skipped, error, views, self.train.state_dict())
         if skipped > self.config.learner.max_skipped_steps:
             raise error
 
@@ -162,16 +162,16 @@ class Learner(Role):
         Nothing else is done in a step that begins one, nor in the other roles' steps that hear of it: where roles take
         turns, all parts are of one moment.
         """
-        if self.record.row_is_due():
+        if self.run_log.row_is_due():
             self.report()  # so that the row's own counts are of this moment
             self._hear_reports()
-            self.record.write_row()
+            self.run_log.write_row()
         self._hear_reports()
         if self.company is not None:
             self.company.step()
         self.checkpoints.hear()
         steps = self.train.learner_steps
-        if self.record.reason_to_end(steps, self.port.stop_requested) is not None:
+        if self.run_log.reason_to_end(steps, self.port.stop_requested) is not None:
             if self.checkpoints.last_is_over(steps, self._copies):
                 self.port.stop()
             return False
@@ -188,12 +188,12 @@ class Learner(Role):
     def state_dict(self) -> dict:
         """Return what the learner goes on from beside ``train``, whose tensors have a file of their own."""
         values = {"param_version": self._param_version, "turn": self._turn, "requested": self._requested}
-        owned = {"counters": self.counters, "importance": self.importance, "record": self.record}
+        owned = {"counters": self.counters, "importance": self.importance, "run_log": self.run_log}
         state = values | {name: owner.state_dict() for name, owner in owned.items()}
-        return state | {"answers": self.record.last_reports(), "transport": self._on_their_way()}
+        return state | {"answers": self.run_log.last_reports(), "transport": self._on_their_way()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``, but for the record, which needs the reports of all ranks, and what was on its way."""
+        """Go on from ``state_dict``, but for the run log, which needs the reports of all ranks, and what was on its way."""
         require(state, STATE)
         self.counters.load_state_dict(state["counters"])
         self.importance.load_state_dict(state["importance"])
@@ -214,7 +214,7 @@ class Learner(Role):
         with reader.reading(f"{LEARNER}.json"):
             state = reader.state(LEARNER)
             self.load_state_dict(state)
-            self.record.load_state_dict(state["record"], self._reports(reader) | {LEARNER: [self.counters.vector()]})
+            self.run_log.load_state_dict(state["run_log"], self._reports(reader) | {LEARNER: [self.counters.vector()]})
             if reader.exact:
                 self._turn, self._requested = state["turn"], state["requested"]
                 self.port.restore(state["transport"]["arrays"], state["transport"]["values"])
@@ -223,7 +223,7 @@ class Learner(Role):
 
     def _reports(self, reader: Reader) -> dict[str, list[np.ndarray]]:
         """Return the reports that a checkpoint stands for, role -> vectors by index."""
-        topology = self.record.topology
+        topology = self.run_log.topology
         ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
         return {role: [reader.counters(role, i, n).vector() for i in range(n)] for role, n in ranks.items()}
 
@@ -231,7 +231,7 @@ class Learner(Role):
         reports = self.port.poll_reports()
         for report in reports:
             try:
-                self.record.hear(report)
+                self.run_log.hear(report)
             except ValueError as refusal:
                 self.port.refuse(str(refusal))
                 continue

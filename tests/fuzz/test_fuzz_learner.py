@@ -19,7 +19,7 @@ from apex.schema import EnvSpec, aligned_bytes, limits, sample_layout
 from apex.topology import make
 from apex.transport.local import LocalWorld
 from learner.learner import Learner
-from learner.record import Record
+from learner.run_log import RunLog
 from replay_rank.service import ReplayService
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -42,8 +42,8 @@ class World:
         self.folder.checkpoints.mkdir()
         self.local = LocalWorld(self.topology, limits(self.config, SPEC))
         self.ports = [self.local.port(rank) for rank in range(self.topology.size)]
-        self.record = Record(self.config, self.topology, self.folder, "cartpole")
-        self.learner = Learner(self.config, SPEC, self.ports[0], self.topology, self.record)
+        self.run_log = RunLog(self.config, self.topology, self.folder, "cartpole")
+        self.learner = Learner(self.config, SPEC, self.ports[0], self.topology, self.run_log)
 
     @property
     def refused(self) -> int:
@@ -64,7 +64,7 @@ class World:
 def world(tmp_path):
     made = World(tmp_path)
     yield made
-    made.record.scalars.close()
+    made.run_log.scalars.close()
 
 
 def good_sample(rng: np.random.Generator) -> bytes:
@@ -145,9 +145,9 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
         taken += good
         tried()
         if number % 100 == 0:
-            json.dumps(world.record.hub.row(), allow_nan=False)
+            json.dumps(world.run_log.hub.row(), allow_nan=False)
     assert REPORTS / 10 < taken < REPORTS * 0.9
-    row = world.record.write_row()
+    row = world.run_log.write_row()
     assert json.loads((world.folder.path / "metrics.jsonl").read_text().splitlines()[-1]) == json.loads(json.dumps(row))
 
 

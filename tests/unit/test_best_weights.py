@@ -19,7 +19,7 @@ from apex.policy import Policy
 from apex.ports import Report
 from apex.run_folder import RunFolder
 from apex.topology import EVALUATOR, make
-from learner.record import Record
+from learner.run_log import RunLog
 
 CONFIG = load("cartpole", ["algorithm.hidden=8", "evaluator.episodes=2"])
 
@@ -119,12 +119,12 @@ def test_the_result_tells_of_no_better_return_than_the_best_weights(runs, limits
 @pytest.mark.parametrize("reason, told", [("learner_steps", 7.0), ("signal", 7.0), ("target_return", 5.0)])
 def test_an_evaluation_that_ends_with_the_run_is_that_of_the_result_unless_another_ended_it(tmp_path, reason, told):
     folder = RunFolder(tmp_path)
-    record = Record(CONFIG, make(CONFIG), folder, "cartpole")
+    run_log = RunLog(CONFIG, make(CONFIG), folder, "cartpole")
     for number, eval_return in enumerate([5.0, 7.0], 1):
         counters = Counters(EVALUATOR)
         counters.add("evaluations", number)
         counters.set("eval_return", eval_return)
-        record.hear(Report(EVALUATOR, 0, counters.vector()))
-        record.reason = reason
-    record.close()
+        run_log.hear(Report(EVALUATOR, 0, counters.vector()))
+        run_log.reason = reason
+    run_log.close()
     assert folder.result()["eval_return"] == told

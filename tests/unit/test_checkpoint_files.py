@@ -29,7 +29,7 @@ COUNTS = {"inserted": 3, "sampled": 0, "stale_updates": 0, "landing": 0, "newest
 ARRAYS = {"generation": np.arange(10), "count": np.arange(10), "index": {"mass": np.arange(50.0)}}
 STATES = {
     "learner": {
-        "record": RECORD, "answers": {}, "counters": {"x": 1.0}, "importance": {"smallest": [1.0]}, "param_version": 1, "turn": 0,
+        "run_log": RECORD, "answers": {}, "counters": {"x": 1.0}, "importance": {"smallest": [1.0]}, "param_version": 1, "turn": 0,
         "requested": 0, "mass": np.arange(50.0),
     },
     "replay-0": {

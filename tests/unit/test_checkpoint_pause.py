@@ -10,7 +10,7 @@ from apex.schema import EnvSpec, limits, sample_layout
 from apex.topology import make
 from apex.transport.local import LocalWorld
 from learner.learner import Learner
-from learner.record import Record
+from learner.run_log import RunLog
 
 
 def test_a_checkpoint_of_three_million_parameters_pauses_the_learner_for_less_than_100_ms(tmp_path, one_torch_thread):
@@ -20,7 +20,7 @@ def test_a_checkpoint_of_three_million_parameters_pauses_the_learner_for_less_th
     folder.checkpoints.mkdir()
     world = LocalWorld(topology, limits(config, spec))
     ports = [world.port(rank) for rank in range(topology.size)]
-    learner = Learner(config, spec, ports[0], topology, Record(config, topology, folder, "pong"))
+    learner = Learner(config, spec, ports[0], topology, RunLog(config, topology, folder, "pong"))
     assert sum(parameter.numel() for parameter in learner.train.online.parameters()) > 3_000_000
     layout = sample_layout(spec, 2)
     learner.train(layout.views(np.zeros(layout.nbytes, np.uint8)), np.ones(2, np.float32))  # now the optimiser has its moments

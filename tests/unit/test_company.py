@@ -56,7 +56,7 @@ class Checkpoints:
         return rank not in self.owing
 
 
-class Record:
+class RunLog:
     def __init__(self, path):
         self.hub, self.folder = Hub(3, 1), type("Folder", (), {"path": path})
 
@@ -77,7 +77,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def it(tmp_path, clock):
-    return Company(CONFIG, TOPOLOGY, Port(), Counters(LEARNER), Record(tmp_path), Checkpoints())
+    return Company(CONFIG, TOPOLOGY, Port(), Counters(LEARNER), RunLog(tmp_path), Checkpoints())
 
 
 def let_pass(it, clock, seconds: float) -> None:
@@ -89,12 +89,12 @@ def let_pass(it, clock, seconds: float) -> None:
 
 def test_a_new_process_begins_with_the_last_counters_of_the_old_one_and_with_a_number_of_its_own(it):
     vector = Counters(ACTOR).vector() + 7
-    it.record.hub.update(ACTOR, 1, vector)
+    it.run_log.hub.update(ACTOR, 1, vector)
     for _ in range(2):
         it.port.changes = [Change(4, LOST, "killed")]
         it.step()
     (rank, first), (_, second) = it.port.replaced
-    assert rank == 4 and first["counters"] == vector.tolist() and first["folder"] == str(it.record.folder.path)
+    assert rank == 4 and first["counters"] == vector.tolist() and first["folder"] == str(it.run_log.folder.path)
     assert first["life"] != second["life"]
     assert it.counters["actors_lost"] == 2 and it.checkpoints.absent == {4}
     it.port.changes = [Change(4, REPLACED, "")]

@@ -75,7 +75,7 @@ def changed(values, name, how):
 
 
 def names_of(part):
-    learner = ("counters", "param_version", "turn", "requested", "importance/smallest", "transport", "record", "answers")
+    learner = ("counters", "param_version", "turn", "requested", "importance/smallest", "transport", "run_log", "answers")
     replay = (
         "replay/inserted", "replay/sampled", "replay/stale_updates", "replay/landing", "replay/strata/state", "replay/slots",
         "replay/newest_generation", "limiter/inserted", "limiter/sampled", "counters", "segments", "places", "open_requests",
@@ -84,24 +84,24 @@ def names_of(part):
         "env_seed", "intake/free", "intake/ready", "intake/sequence", "steps", "q_version", "policy/param_version", "policy/learner_steps",
         "policy/asked", "rng/state", "counters/agent_steps",
     )  # fmt: skip
-    record = ("wall_s", "eval_return", "eval_episodes", "evaluations")
-    return {"learner": learner, "replay-0": replay, "actor-0": actor, "record": record}[part]
+    run_log = ("wall_s", "eval_return", "eval_episodes", "evaluations")
+    return {"learner": learner, "replay-0": replay, "actor-0": actor, "run_log": run_log}[part]
 
 
-@pytest.mark.parametrize("part", ["learner", "replay-0", "actor-0", "record"])
+@pytest.mark.parametrize("part", ["learner", "replay-0", "actor-0", "run_log"])
 def test_values_that_are_missing_or_of_another_kind_are_refused_in_one_line(run, capsys, part):
-    path = run[1] / f"{'learner' if part == 'record' else part}.json"
+    path = run[1] / f"{'learner' if part == 'run_log' else part}.json"
     original = json.loads(path.read_text())
     for name in names_of(part):
         for how in ("missing", "negative"):
             new = copy.deepcopy(original)
-            if part == "record":
-                new["values"]["record"] = changed(new["values"]["record"], name, how)
+            if part == "run_log":
+                new["values"]["run_log"] = changed(new["values"]["run_log"], name, how)
             else:
                 new["values"] = changed(new["values"], name, how)
             path.write_text(json.dumps(new))
             told = refusal(run, capsys)
-            is_number_of_a_run = part == "record" and how == "negative" and name == "eval_return"
+            is_number_of_a_run = part == "run_log" and how == "negative" and name == "eval_return"
             may_be_negative = ("q_version", "policy/param_version", "policy/learner_steps", "policy/asked")
             is_version = part == "actor-0" and how == "negative" and name in may_be_negative
             assert bool(told) != (is_number_of_a_run or is_version), (part, name, how)

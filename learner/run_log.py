@@ -25,7 +25,7 @@ STATE = {"wall_s": is_amount, "eval_return": is_number, "eval_episodes": is_amou
 _ROW_BYTES = 1 << 20  # left free by the log; a row takes one kilobyte
 
 
-class Record:
+class RunLog:
     """The run folder as the learner uses it. ``show(row)`` is called with every row of the log."""
 
     def __init__(
