@@ -302,7 +302,7 @@ static void destroy(segment_tree *head)
     free(tree);
 }
 
-static const tree_kind binary_kind = {destroy, set, set_range, get, find, check};
+static const tree_kind binary_kind = {destroy, set, set_range, get, find, check, NULL};
 
 /* Result: whether there is a device for the tree to live on. Without one OpenACC runs on the host. */
 static int has_device(void)

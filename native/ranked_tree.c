@@ -337,7 +337,7 @@ static void destroy(segment_tree *head)
     free(tree);
 }
 
-static const tree_kind ranked_kind = {destroy, set, set_range, get, find, check};
+static const tree_kind ranked_kind = {destroy, set, set_range, get, find, check, NULL};
 
 /* Input: capacity >= 1 and an exponent. Result: an empty tree, owned by the caller; NULL when it is too
  * large to address or without memory. */

@@ -1,51 +1,13 @@
 /* segment_tree.c: what all kinds of tree share: checking arguments, choosing the kernels, drawing. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
 #include "segment_tree.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "tree_kind.h"
 
-#define HUGE_PAGE ((size_t)2 << 20)
 #define SAVED_AT_ONCE 1024
-
-/* Input: bytes. Result: the next multiple of a huge page. */
-static size_t in_huge_pages(size_t bytes)
-{
-    return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-}
-
-/* Input: bytes > 0. Result: see tree_kind.h. What is mapped in front of the aligned block and behind it
- * is unmapped. */
-void *tree_memory(size_t bytes)
-{
-    if (bytes < HUGE_PAGE)
-        return aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE);
-    size_t wanted = in_huge_pages(bytes), front;
-    char *mapped = mmap(NULL, wanted + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED)
-        return NULL;
-    front = in_huge_pages((uintptr_t)mapped) - (uintptr_t)mapped;
-    if (front > 0)
-        munmap(mapped, front);
-    munmap(mapped + front + wanted, HUGE_PAGE - front);
-#ifdef MADV_HUGEPAGE
-    madvise(mapped + front, wanted, MADV_HUGEPAGE);
-#endif
-    return mapped + front;
-}
-
-/* Input: what tree_memory gave for `bytes`, or NULL. Result: it is given back. */
-void tree_release(void *memory, size_t bytes)
-{
-    if (memory != NULL && bytes >= HUGE_PAGE)
-        munmap(memory, in_huge_pages(bytes));
-    else
-        free(memory);
-}
 
 /* Input: whether the portable ones are asked for. Result: the fastest kernels of this machine. */
 static const tree_kernels *kernels_here(int portable)
@@ -74,6 +36,7 @@ segment_tree *segment_tree_create(int kind, int64_t capacity, double alpha, int 
     else if (kind == SEGMENT_TREE_RANKED)
         tree = ranked_tree_create(capacity, alpha);
     if (tree != NULL) {
+        tree->number = kind;
         tree->capacity = capacity;
         tree->kernels = kernels;
     }
@@ -216,7 +179,45 @@ double segment_tree_minimum(const segment_tree *tree)
     return tree->minimum;
 }
 
+/* Input: a tree. Result: a new one with the same leaves, made by the portable kernels and owned by the
+ * caller; NULL without memory, or where a leaf holds what it may not. */
+static segment_tree *remade(const segment_tree *tree)
+{
+    segment_tree *fresh = segment_tree_create(tree->number, tree->capacity, 0.0, 1);
+    double *mass = malloc((size_t)tree->capacity * sizeof *mass);
+    int refused = fresh == NULL || mass == NULL;
+    if (!refused) {
+        segment_tree_save(tree, mass);
+        refused = segment_tree_load(fresh, mass) != -1;
+    }
+    free(mass);
+    if (refused) {
+        segment_tree_destroy(fresh);
+        return NULL;
+    }
+    return fresh;
+}
+
+/* Input: a tree. Result: whether every slot holds a mass that it may. */
+static int leaves_are_right(const segment_tree *tree)
+{
+    for (int64_t slot = 0; slot < tree->capacity; slot++) {
+        double mass;
+        tree->kind->get(tree, &slot, &mass, 1);
+        if (!is_mass(tree, mass))
+            return 0;
+    }
+    return 1;
+}
+
 int64_t segment_tree_check(const segment_tree *tree)
 {
-    return tree->kind->check(tree);
+    if (tree->kind->check != NULL)
+        return tree->kind->check(tree);
+    segment_tree *fresh = remade(tree);
+    if (fresh == NULL)
+        return leaves_are_right(tree) ? SEGMENT_TREE_NOT_CHECKED : 0;
+    int64_t found = tree->kind->compare(tree, fresh);
+    segment_tree_destroy(fresh);
+    return found;
 }

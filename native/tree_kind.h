@@ -17,7 +17,11 @@ typedef struct {
     void (*get)(const segment_tree *tree, const int64_t *slots, double *mass, int64_t k);
     /* `mass` holds the targets before and what was found after. */
     void (*find)(const segment_tree *tree, int64_t *slots, double *mass, int64_t k);
+    /* As segment_tree_check, or NULL for a kind that has `compare`. */
     int64_t (*check)(const segment_tree *tree);
+    /* Input: a tree, and a new one with the same leaves, made by the portable kernels. Result: -1, or the
+     * number of the first thing that is not the same. */
+    int64_t (*compare)(const segment_tree *tree, const segment_tree *fresh);
 } tree_kind;
 
 /* What depends on the instruction set: the work on rows that all kinds share, and the wide tree. */
@@ -43,6 +47,7 @@ struct segment_tree {
     const tree_kind *kind;
     const tree_kernels *kernels;
     const char *backend;
+    int number; /* of the kind, as in segment_tree_create */
     int64_t capacity;
     int64_t bytes;
     double total;
@@ -59,7 +64,7 @@ void tree_release(void *memory, size_t bytes);
 
 /* The calls of a wide tree that do not depend on the instruction set. */
 void wide_tree_destroy(segment_tree *tree);
-int64_t wide_tree_check(const segment_tree *tree);
+int64_t wide_tree_compare(const segment_tree *tree, const segment_tree *fresh);
 
 /* The makers of the kinds; arguments and result as in segment_tree_create. */
 segment_tree *wide_tree_create(int64_t capacity, int narrow, const tree_kernels *kernels);

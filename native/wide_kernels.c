@@ -361,5 +361,5 @@ static void find(const segment_tree *head, int64_t *slots, double *mass, int64_t
 }
 
 const tree_kernels OF_ISA(kernels) = {
-    ISA_NAME, &OF_ISA(rows), {wide_tree_destroy, set, set_range, get, find, wide_tree_check},
+    ISA_NAME, &OF_ISA(rows), {wide_tree_destroy, set, set_range, get, find, NULL, wide_tree_compare},
 };

@@ -102,52 +102,15 @@ void wide_tree_destroy(segment_tree *tree)
     free(tree);
 }
 
-/* Input: a tree. Result: a new one with the same leaves, made by the portable kernels; NULL without
- * memory. Its leaves are read as they are, in the order of the memory. */
-static segment_tree *remade(const wide_tree *tree)
+/* Input: see tree_kind.h. Result: -1, or where the memory of the trees first differs, in eight-byte words
+ * (leaves first, then level by level). */
+int64_t wide_tree_compare(const segment_tree *head, const segment_tree *other)
 {
-    segment_tree *fresh = segment_tree_create(tree->narrow ? SEGMENT_TREE_WIDE32 : SEGMENT_TREE_WIDE64, tree->head.capacity, 0.0, 1);
-    double *mass = malloc((size_t)tree->head.capacity * sizeof *mass);
-    int refused = fresh == NULL || mass == NULL;
-    if (!refused) {
-        segment_tree_save(&tree->head, mass);
-        refused = segment_tree_load(fresh, mass) != -1;
-    }
-    free(mass);
-    if (refused) {
-        segment_tree_destroy(fresh);
-        return NULL;
-    }
-    return fresh;
-}
-
-/* Input: a tree. Result: whether every slot holds a mass that it may. */
-static int leaves_are_right(const wide_tree *tree)
-{
-    for (int64_t slot = 0; slot < tree->head.capacity; slot++) {
-        double mass;
-        tree->head.kind->get(&tree->head, &slot, &mass, 1);
-        if (!(mass >= 0.0 && mass <= tree->head.largest))
-            return 0;
-    }
-    return 1;
-}
-
-/* Input: a tree. Result: -1, or where its memory first differs, in eight-byte words, from that of a new
- * tree with the same leaves (leaves first, then level by level); 0 when a leaf holds what it may not;
- * SEGMENT_TREE_NOT_CHECKED without memory to compare. */
-int64_t wide_tree_check(const segment_tree *head)
-{
-    const wide_tree *tree = (const wide_tree *)head;
-    segment_tree *other = remade(tree);
-    if (other == NULL)
-        return leaves_are_right(tree) ? SEGMENT_TREE_NOT_CHECKED : 0;
-    const wide_tree *fresh = (const wide_tree *)other;
+    const wide_tree *tree = (const wide_tree *)head, *fresh = (const wide_tree *)other;
     const char *arena = tree->arena, *right = fresh->arena;
     int64_t words = (int64_t)(tree->arena_bytes / sizeof(uint64_t)), word = 0;
     while (word < words && memcmp(arena + 8 * word, right + 8 * word, sizeof(uint64_t)) == 0)
         word++;
     int same_root = head->total == other->total && head->minimum == other->minimum;
-    segment_tree_destroy(other);
     return word == words && same_root ? -1 : word;
 }

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,22 @@ def test_no_modules_import_each_other_in_a_circle():
         found = {our_module(name, modules) for name in imported(path, in_strings=False)}
         graph[module_of(path)] = found - {None, module_of(path)}
     assert in_a_circle(graph) <= CIRCLE_LEFT
+
+
+def symbols_of(object_file):
+    """Return what an object file of the C part defines, and what it takes from others."""
+    lines = subprocess.run(["nm", object_file], capture_output=True, text=True, check=True).stdout.splitlines()
+    kinds = [line.split()[-2:] for line in lines]
+    return {name for kind, name in kinds if kind in "TDRB"}, {name for kind, name in kinds if kind == "U"}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm is missing")
+def test_no_files_of_c_call_each_other_in_a_circle():
+    objects = sorted((ROOT / "native" / "build").glob("*.o"))
+    assert objects, "run: make native"
+    symbols = {path.stem.removeprefix("avx2_").removeprefix("portable_"): symbols_of(path) for path in objects}
+    graph = {name: {other for other in symbols if symbols[other][0] & needed} - {name} for name, (_, needed) in symbols.items()}
+    assert len(graph) > 8 and not in_a_circle(graph)
 
 
 def test_a_circle_is_found_however_long_it_is():
