@@ -44,7 +44,8 @@ class TrainStep:
         self.algorithm = algorithms.load(config.algorithm.name)
         torch.manual_seed(seeds.integer(config.run.seed, "learner"))
         # Convolutions are faster with the channels of a pixel side by side: 1.2 times on a CPU.
-        self.online = self.algorithm.make_network(config, spec).to(self.device, memory_format=torch.channels_last)
+        network = self.algorithm.make_network(config, spec)
+        self.online = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch lists no such
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = _optimizer(self.online, config.learner)
         self._before = Before(self.optimizer)

@@ -1,27 +1,49 @@
 """Algorithms, one file each and found by name: network, action values, initial priority, loss.
 
-A module ``apex/algorithms/NAME.py`` offers
-
-``make_network(config, spec) -> torch.nn.Module``
-    uint8 or float observations ``[B, *spec.observation_shape]`` to Q-values ``[B, spec.num_actions]``.
-``initial_priority(q_taken, reward, discount, bootstrap) -> float32[m]``
-    the actor's |TD error| from Q-values that acting already produced.
-``td_error(online, target, batch, config) -> (td_error [B], q_taken [B])``
-    the learner's TD error, with gradients through the online network only.
+A module ``apex/algorithms/NAME.py`` offers what :class:`Algorithm` lists.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, cast
 
-from apex.config import ConfigError, nearest
+import numpy as np
+
+from apex.config import Config, ConfigError, nearest
+from apex.schema import EnvSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
-def load(name: str) -> ModuleType:
+class Algorithm(Protocol):
+    """The functions of an algorithm's module."""
+
+    def make_network(self, config: Config, spec: EnvSpec) -> torch.nn.Module:
+        """Return the network: uint8 or float observations ``[B, *spec.observation_shape]`` to Q-values ``[B, spec.num_actions]``."""
+
+    def initial_priority(
+        self, q_taken: np.ndarray, reward: np.ndarray, discount: np.ndarray, bootstrap: np.ndarray
+    ) -> np.ndarray:
+        """Return the actor's |TD error|, float32[m], from Q-values that acting already produced."""
+
+    def td_error(
+        self, online: torch.nn.Module, target: torch.nn.Module, batch: dict[str, torch.Tensor], config: Config
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``(td_error [B], q_taken [B])``, with gradients through the online network only."""
+
+
+def load(name: str) -> Algorithm:
     """Return the algorithm module called ``name``; raises :class:`ConfigError` naming the nearest one."""
     known = [m.name for m in pkgutil.iter_modules(__path__) if m.name != "networks"]
     if name not in known:
         raise ConfigError(f"algorithm.name = '{name}' is not a module of apex/algorithms; {nearest(name, known)}")
-    return importlib.import_module(f"{__name__}.{name}")
+    return cast(Algorithm, importlib.import_module(f"{__name__}.{name}"))
+
+
+if TYPE_CHECKING:  # the checker compares them with the interface
+    from apex.algorithms import double_dqn
+
+    _of_this_folder: tuple[Algorithm, ...] = (double_dqn,)

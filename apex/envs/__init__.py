@@ -7,14 +7,7 @@
     timestep = envs.step(actions)        # actions int[V] -> Timestep
     obs = timestep.obs                   # act from this next
 
-A *family* is a module of this folder, found by its name (``env.family``), that offers
-
-- ``make_envs(env, num_envs, seed, *, evaluation, render) -> VectorEnv``
-- ``env_spec(env) -> EnvSpec``
-- ``rows_to_try(env, num_envs, *, evaluation) -> int``, how many of them stand for all
-- ``is_always_the_same(env) -> bool``
-- ``BYTES_PER_ENV``, the memory that one more environment takes, as measured
-
+A *family* is a module of this folder, found by its name (``env.family``), that offers what :class:`Family` lists.
 ``tests/conformance/env_conformance.py`` holds the tests that every family passes.
 """
 
@@ -22,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, cast
 
 from apex.config import ConfigError, EnvConfig, nearest
 from apex.envs.foreign import named
@@ -44,6 +37,25 @@ __all__ = [
 ]
 
 _NOT_FAMILIES = {"foreign", "guard", "trial", "vector"}
+
+
+class Family(Protocol):
+    """The functions of a family's module."""
+
+    BYTES_PER_ENV: int
+    """The memory that one more environment takes, as measured."""
+
+    def make_envs(self, env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
+        """Return environments, as :func:`make_envs` does."""
+
+    def env_spec(self, env: EnvConfig) -> EnvSpec:
+        """Return their shape, without keeping one alive."""
+
+    def rows_to_try(self, env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
+        """Return how many of ``num_envs`` environments stand for all."""
+
+    def is_always_the_same(self, env: EnvConfig) -> bool:
+        """Whether it is known that equal actions give the same episode for every seed."""
 
 
 def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
@@ -91,10 +103,16 @@ def families() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_FAMILIES)
 
 
-def _family(name: str) -> ModuleType:
+def _family(name: str) -> Family:
     if name not in families():
         raise ConfigError(f"env.family = '{name}' is unknown; {nearest(name, families())}")
     try:
-        return importlib.import_module(f"{__name__}.{name}")
+        return cast(Family, importlib.import_module(f"{__name__}.{name}"))
     except ModuleNotFoundError as error:
         raise ConfigError(f"env.family = '{name}' needs the package '{error.name}', which is not installed") from error
+
+
+if TYPE_CHECKING:  # the checker compares them with the interface
+    from apex.envs import atari, gymnasium
+
+    _of_this_folder: tuple[Family, ...] = (atari, gymnasium)
