@@ -76,8 +76,9 @@ def _caches(core: int) -> dict[str, str]:
     """Return the size of each cache of a core by its level, as in {"L1d": "32K"}; empty where the system does not say."""
     found: dict[str, str] = {}
     for folder in sorted(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*")):
-        level, kind, size = (_first_match(folder / name, r"(\w+)") or "?" for name in ("level", "type", "size"))
-        found[f"L{level}{ {'Data': 'd', 'Instruction': 'i'}.get(kind, '') }"] = size
+        level, kind, size = (_first_match(folder / name, r"(\w+)") for name in ("level", "type", "size"))
+        if level is not None and size is not None:
+            found[f"L{level}{ {'Data': 'd', 'Instruction': 'i'}.get(kind or '', '') }"] = size
     return found
 
 
