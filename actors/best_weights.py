@@ -15,8 +15,8 @@ from apex.say import warn
 class BestWeights:
     """Keeps the weights of the best evaluation in ``best.pt`` of the folder ``checkpoints``.
 
-    ``eval_return`` is their mean return, -inf before the first. What is on the disk already stays until an evaluation is
-    better. Raises :class:`apex.look.Unreadable` where it cannot be read: it may be the better one.
+    ``eval_return`` is their mean return, -inf before the first. A file that is there already stays until an
+    evaluation is better. Raises :class:`apex.look.Unreadable` if it cannot be read: it may be better.
     """
 
     def __init__(self, checkpoints: Path):
@@ -27,13 +27,14 @@ class BestWeights:
     def offer(self, policy: Policy, eval_return: float) -> None:
         """Write the weights in use by ``policy`` if their mean return is the best so far.
 
-        A disk that does not take them costs one warning; what was there before stays whole, and the next that is better is tried.
+        If the disk rejects them, the old file stays, and one warning appears. The next better evaluation
+        tries again.
         """
         if not eval_return > self.eval_return or math.isinf(eval_return):
             return
-        state = {"online": policy.network.state_dict(), "learner_steps": policy.learner_steps, "eval_return": eval_return}
+        state = {"online": policy.network.state_dict(), "learner_steps": policy.learner_steps}
         try:
-            checkpoint.save(self.path, state)
+            checkpoint.save(self.path, {**state, "eval_return": eval_return})
             self.eval_return = eval_return
         except OSError as error:
             self._warn(error)

@@ -1,7 +1,7 @@
 """What environments have done since they were made, so that others can be brought to where they are.
 
-Environments cannot be asked for their state. But those that are seeded as before, and take every action again that
-was taken, come to the same state. Only runs in one process do so; over MPI and ZeroMQ environments begin new episodes.
+Environments do not give their state. But environments with the same seed that repeat every action come to
+the same state. Only runs in one process do so. Over MPI and ZeroMQ environments start new episodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EnvHistory:
         return {"actions": np.array(self._steps, np.int32).reshape(-1, self._num_envs)}
 
     def load_state_dict(self, state: dict, envs: GuardedEnvs) -> None:
-        """Reset ``envs`` and bring them to where they were after these actions. Raises RuntimeError where they fail on the way."""
+        """Reset ``envs`` and repeat these actions. Raises RuntimeError if they fail on the way."""
         restarts = envs.restarts
         envs.reset()
         for action in state["actions"]:

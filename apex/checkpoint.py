@@ -1,9 +1,9 @@
-"""The format of checkpoints: how a folder is written, committed, verified and read. It knows files, not what is in them.
+"""The format of checkpoints: how a folder is written, committed, verified and read. It knows no fields.
 
 ::
 
     checkpoints/step-000120000/
-        manifest.json     sizes and SHA-256 of all other files, configuration, counts; with a checksum of its own
+        manifest.json     sizes and SHA-256 of all other files, configuration, counts; a checksum of itself
         learner.json/.pt  networks, optimiser; and what every rank that writes no file has replied
         replay-0.json     the plain values of a rank's state (see :mod:`apex.state`), and its files
         replay-0.npz      the arrays of its state
@@ -43,11 +43,15 @@ FORMAT = 3
 MANIFEST = "manifest.json"
 PARTS_SEEN_S = 5.0  # a network file system may show what another host has written a moment later
 _LOOK_S = 0.05
-_READ_BYTES = 8 << 20
 # What a run in one process goes on with to the last bit is in buffers of these sizes.
 _SIZES = (
-    ("run", "transport"), ("actor", "envs"), ("actor", "in_flight"), ("replay", "ranks"), ("replay", "capacity"),
-    ("learner", "batch_size"), ("learner", "prefetch"),
+    ("run", "transport"), ("actor", "envs"), ("actor", "in_flight"), ("replay", "ranks"),
+    ("replay", "capacity"), ("learner", "batch_size"), ("learner", "prefetch"),
+)  # fmt: skip
+
+# What is raised by a state that is not of this program, or of another configuration.
+_UNFIT = (
+    LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, AssertionError,
 )  # fmt: skip
 
 
@@ -76,17 +80,11 @@ class Part:
 
     def adopt(self, source: Path, size: int, digest: str) -> None:
         """Take a file of an older checkpoint: by a hard link, or a copy on a file system that has none."""
-        target = self.folder / source.name
-        try:
-            os.link(source, target)
-        except OSError:  # no such links here, or too many of this file
-            with open(source, "rb", buffering=0) as old, self.file(source.name) as file:
-                while data := old.read(_READ_BYTES):
-                    file.write(data)
+        disk.link_or_copy(source, self.folder / source.name)
         self.files[source.name] = size, digest
 
     def write(self, state: dict) -> None:
-        """Write a state (see :mod:`apex.state`), its arrays and its plain values, and with that finish the part."""
+        """Write a state (see :mod:`apex.state`), and with it finish the part."""
         values, arrays = split(state)
         if arrays:
             self.arrays(arrays)
@@ -99,9 +97,9 @@ class Part:
 
 
 def commit(partial: Path, target: Path, about: dict, parts: Iterable[str]) -> None:
-    """Make a folder in which ``parts``, by name, are finished the checkpoint ``target``; raises OSError, naming a part that is missing.
+    """Turn the folder ``partial``, in which ``parts`` are finished, into the checkpoint ``target``.
 
-    ``about`` becomes part of the manifest.
+    ``about`` becomes part of the manifest. Raises OSError, which names a missing part.
     """
     files: dict[str, tuple[int, str]] = {}
     deadline = time.monotonic() + PARTS_SEEN_S
@@ -123,13 +121,14 @@ def _read_part(partial: Path, name: str, deadline: float) -> bytes:
             return (partial / f"{name}.json").read_bytes()
         except FileNotFoundError:
             if time.monotonic() > deadline:
-                raise OSError(errno.ENOENT, f"its part {name} was written but is not seen in {partial}") from None
+                why = f"its part {name} was written but is not seen in {partial}"
+                raise OSError(errno.ENOENT, why) from None
         os.listdir(partial)  # has NFS look again
         time.sleep(_LOOK_S)
 
 
 def verify(folder: Path) -> dict:
-    """Return the manifest of a checkpoint that is complete. Raises as :func:`examine` does, and :class:`Corrupt` for any wrong file."""
+    """Return the manifest; raises as :func:`examine` does, and :class:`Corrupt` for a wrong file."""
     manifest, wrong = examine(folder)
     for name, what in wrong.items():
         raise Corrupt(f"checkpoint {folder}: {name} {what}")
@@ -137,9 +136,9 @@ def verify(folder: Path) -> dict:
 
 
 def examine(folder: Path) -> tuple[dict, dict[str, str]]:
-    """Compare every byte with the manifest; return it, and what is wrong with each file that is not as it was written.
+    """Compare every byte with the manifest. Return the manifest, and file name -> what is wrong with it.
 
-    Raises :class:`Corrupt` for the manifest itself, and :class:`apex.look.Unreadable` where a file cannot be looked at.
+    Raises :class:`Corrupt` for a wrong manifest, :class:`apex.look.Unreadable` for an unreadable file.
     """
     manifest, wrong = read_manifest(folder), {}
     for name, (size, digest) in manifest["files"].items():
@@ -154,7 +153,10 @@ def examine(folder: Path) -> tuple[dict, dict[str, str]]:
 
 
 def read_manifest(folder: Path) -> dict:
-    """Return the manifest alone, compared with its own checksum. Raises :class:`Corrupt` and :class:`apex.look.Unreadable`."""
+    """Return the manifest, compared with its checksum.
+
+    Raises :class:`Corrupt` and :class:`apex.look.Unreadable`.
+    """
     text = look.read(folder / MANIFEST)
     try:
         held = json.loads(text or b"")
@@ -167,16 +169,20 @@ def read_manifest(folder: Path) -> dict:
     if not isinstance(manifest, dict):
         raise Corrupt(f"checkpoint {folder}: {MANIFEST} was not written by this program")
     if manifest.get("format") != FORMAT:
-        raise Corrupt(f"checkpoint {folder}: it has format {manifest.get('format')}, this program reads {FORMAT}")
+        held = manifest.get("format")
+        raise Corrupt(f"checkpoint {folder}: it has format {held}, this program reads {FORMAT}")
     wrong = next((name for name, is_right in _FIELDS.items() if not is_right(manifest.get(name))), None)
     if wrong is not None:
         raise Corrupt(f"checkpoint {folder}: {MANIFEST} has no usable '{wrong}'")
     return manifest
 
 
+def _is_size_and_digest(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and is_count(pair[0]) and isinstance(pair[1], str)
+
+
 def _names_files(value: Any) -> bool:
-    pairs = value.values() if isinstance(value, dict) else [None]
-    return all(isinstance(pair, list) and len(pair) == 2 and is_count(pair[0]) and isinstance(pair[1], str) for pair in pairs)
+    return isinstance(value, dict) and all(map(_is_size_and_digest, value.values()))
 
 
 def _has_sections(value: Any) -> bool:
@@ -191,13 +197,14 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 def complete(checkpoints: Path) -> list[Path]:
     """Return the folders that have been renamed, newest first. Raises :class:`apex.look.Unreadable`."""
-    found = (checkpoints / name for name in look.names(checkpoints) if name.startswith("step-") and name[len("step-") :].isdecimal())
+    names = [name for name in look.names(checkpoints) if name.startswith("step-")]
+    found = [checkpoints / name for name in names if name.removeprefix("step-").isdecimal()]
     return sorted(found, key=steps_of, reverse=True)
 
 
 def steps_of(folder: Path) -> int:
     """Return the learner steps that the name of a checkpoint tells."""
-    return int(folder.name[len("step-") :])
+    return int(folder.name.removeprefix("step-"))
 
 
 def prune(checkpoints: Path, keep: int) -> None:
@@ -209,7 +216,7 @@ def prune(checkpoints: Path, keep: int) -> None:
 
 
 def remove_leftovers(checkpoints: Path) -> None:
-    """Remove what was being written or removed when a run was killed. Raises :class:`apex.look.Unreadable`."""
+    """Remove what a killed run was writing or removing. Raises :class:`apex.look.Unreadable`."""
     for name in look.names(checkpoints):
         if name.startswith(".step-"):
             shutil.rmtree(checkpoints / name, ignore_errors=True)
@@ -256,7 +263,7 @@ class Reader:
     def require_field(self, section: str, name: str | None = None) -> None:
         """Raise :class:`Corrupt` where the configuration lacks a section, or a field of it."""
         if section not in self.config or (name is not None and name not in self.config[section]):
-            raise Corrupt(f"checkpoint {self.folder}: the configuration in manifest.json lacks '{name or section}'")
+            raise self._corrupt(f"the configuration in manifest.json lacks '{name or section}'")
 
     def values(self, name: str) -> dict:
         """Return the plain values of a part's state."""
@@ -264,9 +271,9 @@ class Reader:
         try:
             values = json.loads(text or b"")["values"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Corrupt(f"checkpoint {self.folder}: {name}.json cannot be read: {type(error).__name__}") from None
+            raise self._corrupt(f"{name}.json cannot be read: {type(error).__name__}") from None
         if not isinstance(values, dict):
-            raise Corrupt(f"checkpoint {self.folder}: {name}.json has no usable 'values'")
+            raise self._corrupt(f"{name}.json has no usable 'values'")
         return values
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
@@ -276,7 +283,7 @@ class Reader:
             with np.load(io.BytesIO(text or b""), allow_pickle=False) as file:
                 return {key: file[key] for key in file.files}
         except Exception as error:
-            raise Corrupt(f"checkpoint {self.folder}: {name}.npz cannot be read: {type(error).__name__}") from None
+            raise self._corrupt(f"{name}.npz cannot be read: {type(error).__name__}") from None
 
     def state(self, name: str) -> dict:
         """Return the state that a part holds, arrays included."""
@@ -288,34 +295,41 @@ class Reader:
 
     @contextlib.contextmanager
     def reading(self, part: str) -> Iterator[None]:
-        """Refuse, as :class:`Corrupt`, a part whose contents cannot be put to use by what runs in this context."""
+        """Raise :class:`Corrupt`, in one line, for what ``load_state_dict`` raises in this context."""
         try:
             yield
         except ConfigError:
             raise
         except Unfit as error:
-            raise Corrupt(f"checkpoint {self.folder}: {part} has {error}") from error
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, AssertionError) as error:
+            raise self._corrupt(f"{part} has {error}") from error
+        except _UNFIT as error:
             why = (str(error).splitlines() or [""])[0]
-            raise Corrupt(f"checkpoint {self.folder}: {part} does not fit this run: {type(error).__name__}: {why}") from error
+            raise self._corrupt(f"{part} does not fit this run: {type(error).__name__}: {why}") from error
 
     def answers(self, role: str) -> dict[int, dict]:
         """Return the states that the ranks of a role that write no files replied with, by role index."""
         return {int(index): state for index, state in self.values(LEARNER)["answers"].get(role, {}).items()}
 
     def counters(self, role: str, index: int, ranks: int) -> Counters:
-        """Return the counters that rank ``index`` of now ``ranks`` ranks of a role goes on from; their sums stay."""
+        """Return the counters of rank ``index`` where a role now has ``ranks`` ranks. Their sums stay."""
         counters, fields = Counters(role), REPORT_FIELDS[role]
         if role == REPLAY:
             held = [self.values(f"{REPLAY}-{old}")["counters"] for old in range(self.replay_ranks)]
-            counters.load_state_dict({name: share([old[name] for old in held], ranks, index) for name in fields})
-        elif mine := [state["counters"] for old, state in sorted(self.answers(role).items()) if old % ranks == index]:
+            shares = {name: share([old[name] for old in held], ranks, index) for name in fields}
+            counters.load_state_dict(shares)
+            return counters
+        answers = sorted(self.answers(role).items())
+        if mine := [state["counters"] for old, state in answers if old % ranks == index]:
             counters.load_state_dict({name: sum(old[name] for old in mine) for name in fields})
         return counters
 
+    def _corrupt(self, why: str) -> Corrupt:
+        return Corrupt(f"checkpoint {self.folder}: {why}")
+
     def _is_exact(self, now: dict[str, dict], num_actors: int) -> bool:
         same = all(now[section][name] == self.config[section][name] for section, name in _SIZES)
-        return same and now["run"]["transport"] == "local" and num_actors == self.manifest["num_actors"] and self.has_replay
+        same = same and num_actors == self.manifest["num_actors"]
+        return same and now["run"]["transport"] == "local" and self.has_replay
 
 
 def share(values: list[Any], ranks: int, rank: int) -> Any:
@@ -327,13 +341,13 @@ def share(values: list[Any], ranks: int, rank: int) -> Any:
 
 
 def save(path: Path, tensors: dict) -> None:
-    """Write tensors (with numbers, text, dictionaries) so that ``path`` is old or new, never half. Raises OSError."""
+    """Write tensors, numbers and text so that ``path`` is the old file or the new one. Raises OSError."""
     path.parent.mkdir(exist_ok=True)  # without parents: a run folder that is removed stays removed
     disk.replace(path, as_bytes(tensors))
 
 
 def as_bytes(tensors: dict) -> memoryview:
-    """Return what ``torch.save`` writes: made first, since it hides the errors of a disk behind others of its own."""
+    """Return what ``torch.save`` writes. Writing to a disk directly, it would hide the disk's errors."""
     import torch  # a replay rank has none
 
     buffer = io.BytesIO()
@@ -353,5 +367,6 @@ def load(path: Path) -> dict:
     except Exception as error:
         raise ConfigError(f"checkpoint {path} cannot be read: {type(error).__name__}") from error
     if not isinstance(state, dict):
-        raise ConfigError(f"checkpoint {path} was not written by this program: it holds a {type(state).__name__}")
+        kind = type(state).__name__
+        raise ConfigError(f"checkpoint {path} was not written by this program: it holds a {kind}")
     return state

@@ -1,7 +1,7 @@
-"""What the learner asks of a rank beside data, and what the rank replies: checkpoint requests, epsilon assignments, the end of intake.
+"""What the learner tells a rank beside data, and what the rank replies.
 
-A request and its reply travel as int64[WORDS]. ``pack`` and ``unpack`` are the only place that knows how the state in a
-reply lies in its words.
+These are checkpoint requests, epsilon assignments and the end of intake. Each travels as int64[WORDS]. Only
+``pack`` and ``unpack`` know how the state in a reply lies in its words.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class CheckpointRequest(NamedTuple):
         """Return the request in ``words``; raises ValueError where they hold none."""
         request = cls(*words[:3].tolist())
         if not 0 <= request.base < request.number or request.learner_steps < 0 or words[3:].any():
-            raise ValueError(f"a request of checkpoint {request.number} at step {request.learner_steps} on {request.base}")
+            number, steps, base = request
+            raise ValueError(f"a request of checkpoint {number} at step {steps} on {base}")
         return request
 
     def partial(self, checkpoints: Path) -> Path:
@@ -111,8 +112,8 @@ _LOW = (1 << 64) - 1
 def pack(role: str, state: dict) -> np.ndarray:
     """Return a state of a ``role`` as int64[n].
 
-    An actor's holds ``counters`` (name -> float) and ``rng`` (see :mod:`apex.seeds`), the evaluator's ``counters``,
-    ``next_steps`` (int) and ``best_return`` (float); that of other roles is empty.
+    An actor's state holds ``counters`` (name -> float) and ``rng`` (see :mod:`apex.seeds`). The evaluator's
+    holds ``counters``, ``next_steps`` (int) and ``best_return`` (float). That of other roles is empty.
     """
     words: list[int] = []
     for name in _STATE.get(role, ()):
@@ -122,7 +123,8 @@ def pack(role: str, state: dict) -> np.ndarray:
             words += _bits(counters + [0.0] * (MAX_REPORT - len(counters)))
         elif name == "rng":
             unsigned = [word for part in _RNG for word in divmod(held[part], 1 << 64)]
-            words += np.array([*unsigned, held["has_uint32"], held["uinteger"]], np.uint64).view(np.int64).tolist()
+            unsigned += [held["has_uint32"], held["uinteger"]]
+            words += np.array(unsigned, np.uint64).view(np.int64).tolist()
         else:
             words += _bits([held]) if isinstance(held, float) else [held]
     return np.array(words, np.int64)
@@ -137,7 +139,8 @@ def unpack(role: str, words: np.ndarray) -> dict:
     rest = words[MAX_REPORT:]
     if "rng" in layout:
         high, low, inc_high, inc_low, has_uint32, uinteger = (word & _LOW for word in rest[:6].tolist())
-        state["rng"] = {"state": high << 64 | low, "inc": inc_high << 64 | inc_low, "has_uint32": has_uint32, "uinteger": uinteger}
+        state["rng"] = {"state": high << 64 | low, "inc": inc_high << 64 | inc_low}
+        state["rng"] |= {"has_uint32": has_uint32, "uinteger": uinteger}
     if "next_steps" in layout:
         state |= {"next_steps": int(rest[0]), "best_return": float(rest[1:2].view(np.float64)[0])}
     return state

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 ROOM_LEFT_BYTES = 16 << 20  # a disk is not filled to the last byte: the log goes on
+_COPY_BYTES = 8 << 20
 _NONE = -1  # no descriptor
 
 
@@ -70,6 +71,16 @@ def replace(path: Path, data: ReadableBuffer) -> None:
         aside.unlink(missing_ok=True)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make ``target`` a hard link to ``source``, or a copy where links do not work. Raises OSError."""
+    try:
+        os.link(source, target)
+    except OSError:  # no such links here, or too many of this file
+        with open(source, "rb", buffering=0) as old, NewFile(target) as file:
+            while data := old.read(_COPY_BYTES):
+                file.write(data)
+
+
 def flush_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -80,8 +91,9 @@ def flush_folder(folder: Path) -> None:
 
 
 def check_room(folder: Path, nbytes: int, left: int = ROOM_LEFT_BYTES) -> None:
-    """Raise OSError (no space left) where the disk of ``folder`` has no room for so many bytes and those to be left."""
+    """Raise OSError (no space left) unless the disk of ``folder`` has ``nbytes`` + ``left`` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < nbytes + left:
         needed, there = (nbytes + left) / 2**20, free / 2**20
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:.1f} MiB are needed and {there:.1f} MiB are free in {folder}")
+        why = f"{needed:.1f} MiB are needed and {there:.1f} MiB are free in {folder}"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {why}")

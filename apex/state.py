@@ -1,9 +1,9 @@
 """States: what an object returns from ``state_dict`` and takes in ``load_state_dict``.
 
-A state is a dictionary with text as its keys. A leaf is a NumPy array or what JSON can hold; a dictionary inside is
-a state again. Arrays are copies, so that a state does not change while a thread writes it. ``load_state_dict``
-raises ValueError, TypeError or KeyError for a state that does not fit; :class:`apex.checkpoint.Reader` turns that
-into a refusal of one line.
+A state is a dictionary with text as keys. A leaf is a NumPy array or what JSON can hold; a dictionary inside
+is a state again. Arrays are copies, so that a state does not change while a thread writes it.
+``load_state_dict`` raises ValueError, TypeError or KeyError for a state that does not fit.
+:class:`apex.checkpoint.Reader` turns that into one line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Checks = Mapping[str, "Check | Checks"]
 
 
 class Unfit(ValueError):
-    """A state that was not made by this program, or for another configuration; the message names the value."""
+    """A state of another program or configuration; the message names the value."""
 
 
 def split(state: Mapping, path: str = "") -> tuple[dict, dict[str, np.ndarray]]:
-    """Return the plain values of a state, nested as they were, and its arrays by path (``"intake/pool"``)."""
+    """Return the plain values of a state, nested as before, and its arrays by path (``"intake/pool"``)."""
     values, arrays = {}, {}
     for name, held in state.items():
         if isinstance(held, np.ndarray):
@@ -37,7 +37,7 @@ def split(state: Mapping, path: str = "") -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def join(values: dict, arrays: Mapping[str, np.ndarray]) -> dict:
-    """Put arrays back where ``split`` took them from; changes and returns ``values``. Raises TypeError where one does not fit."""
+    """Put arrays back where ``split`` found them; change and return ``values``. May raise TypeError."""
     for path, array in arrays.items():
         *folders, name = path.split("/")
         place = values
@@ -48,7 +48,7 @@ def join(values: dict, arrays: Mapping[str, np.ndarray]) -> dict:
 
 
 def fill(array: np.ndarray, state: Mapping, name: str) -> None:
-    """Copy ``state[name]`` into ``array``; raises :class:`Unfit` where its dtype or shape is another, or there is none."""
+    """Copy ``state[name]`` into ``array``; raises :class:`Unfit` unless it has the same dtype and shape."""
     held = state.get(name)
     if not isinstance(held, np.ndarray) or (held.dtype, held.shape) != (array.dtype, array.shape):
         raise Unfit(f"no usable '{name}', {array.dtype}{list(array.shape)}")
@@ -91,12 +91,14 @@ def is_amount(value: Any) -> bool:
 
 def list_of(is_right: Check, length: int | None = None) -> Check:
     """Return the check of a list, of ``length`` items where that is given."""
-    return lambda value: isinstance(value, list) and length in (None, len(value)) and all(map(is_right, value))
+    return lambda held: isinstance(held, list) and length in (None, len(held)) and all(map(is_right, held))
 
 
 def table_of(is_right: Check) -> Check:
     """Return the check of a dictionary with numbers as its keys, in decimal."""
-    return lambda value: isinstance(value, dict) and all(key.isdecimal() and is_right(held) for key, held in value.items())
+    return lambda held: (
+        isinstance(held, dict) and all(map(str.isdecimal, held)) and all(map(is_right, held.values()))
+    )
 
 
 def are_numbers(value: Any) -> bool:

@@ -1,19 +1,18 @@
-"""When checkpoints are taken, and how one comes to be whole while training goes on.
+"""When checkpoints are taken, and how one is completed while training goes on.
 
-The learner copies its own state (the only pause), announces the checkpoint to all ranks, and a thread writes
-the copy. Each rank answers when its part is on disk; then the thread writes the manifest and renames the
-folder. A disk without room, or any other error of it, costs that one checkpoint and a warning.
+The learner copies its own state (the only pause) and sends a request to all ranks. A thread writes the copy.
+Each rank replies when its part is on disk; then the thread commits the folder. A full disk, or any other disk
+error, costs that one checkpoint and a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from apex import checkpoint
 from apex.checkpoint import Part
 from apex.config import Config, to_tables
 from apex.control import CheckpointAck, CheckpointRequest
-from apex.files import check_room
+from apex.files import check_room, link_or_copy
 from apex.look import Unreadable
 from apex.ports import LearnerPort
 from apex.say import warn
@@ -52,11 +51,20 @@ class _Writing:
 
     def start(self, tensors: dict, state: dict) -> None:
         """Write in a thread; what is given may not change any more."""
-        self.thread = threading.Thread(target=self._run, args=(tensors, *split(state)), name="checkpoint", daemon=True)
+        job = (tensors, *split(state))
+        self.thread = threading.Thread(target=self._run, args=job, name="checkpoint", daemon=True)
         self.thread.start()
 
+    def take(self, role: str, index: int, reply: CheckpointAck) -> None:
+        """Keep a reply to this request, unless the thread reads the replies already."""
+        if reply.number != self.request.number or self.answered.is_set():
+            return
+        self.answers[role, index] = reply
+        if reply.error:
+            self.lose(f"{role} {index}: {os.strerror(reply.error)}")
+
     def lose(self, why: str) -> None:
-        """There will be none."""
+        """Give it up; the first reason stays."""
         self.lost = self.lost or why
 
     def _run(self, tensors: dict, values: dict, arrays: dict) -> None:
@@ -91,7 +99,8 @@ class _Writing:
         part.finish(values)
         about = {"learner_steps": self.request.learner_steps, "config": to_tables(self.config)}
         about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
-        about |= {"learner_pause_ms": round(1e3 * self.pause_s, 1), "seconds": round(time.monotonic() - self.started, 3)}
+        about["learner_pause_ms"] = round(1e3 * self.pause_s, 1)
+        about["seconds"] = round(time.monotonic() - self.started, 3)
         parts = [LEARNER, *(f"{REPLAY}-{index}" for index in range(self.topology.replay_ranks))]
         if self.config.run.transport == "local":  # else actors write no file
             parts += [f"{ACTOR}-{index}" for index in range(self.topology.num_actors)]
@@ -101,31 +110,37 @@ class _Writing:
 
 
 class Checkpoints:
-    """Takes a checkpoint when one is due; at most one is on its way. ``steps`` is the one that the run goes on from, -1: none."""
+    """Takes a checkpoint when one is due; at most one is being written.
 
-    def __init__(self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1):
+    ``steps`` are the learner steps of the checkpoint that the run resumes from, -1 for a new run.
+    """
+
+    def __init__(
+        self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1
+    ):
         self.config, self.topology, self.port, self.checkpoints = config, topology, port, checkpoints
         self._period = config.learner.checkpoint_period
-        self._number = self._base = 0  # of the last request, and of the newest that is whole
+        self._number = self._base = 0  # of the last request, and of the newest complete one
         self._last_steps = steps  # of the last that was begun
         self._due = self._next_due(max(steps, 0))
         self._absent: set[int] = set()  # ranks that are lost
-        self._owing: set[int] = set()  # ranks that have not answered, whichever checkpoint they were last told of
-        self._told: dict[int, int] = {}  # its number
+        self._owing: set[int] = set()  # ranks that have not replied to their last request
+        self._told: dict[int, int] = {}  # the number of that request
         self._writing: _Writing | None = None
         self._final = False
         self._warned: set[str] = set()  # why checkpoints were lost, of late
-        self._at_once = config.run.transport == "local"  # so that a run does not depend on how fast its disk is
+        self._at_once = config.run.transport == "local"  # a run does not depend on how fast its disk is
         checkpoint.remove_leftovers(checkpoints)
 
     def is_due(self, learner_steps: int) -> bool:
-        """Whether a checkpoint is to be begun now."""
-        return learner_steps >= self._due and self._writing is None and not self._owing & self._replay_ranks()
+        """Whether to begin a checkpoint now."""
+        is_free = self._writing is None and not self._owing & self._replay_ranks()
+        return learner_steps >= self._due and is_free
 
     def begin(self, learner_steps: int, take: Take) -> None:
         """Begin one: ``take()`` copies the learner's state and returns ``(tensors for torch.save, state)``.
 
-        ``state["answers"]``, role -> index -> state, is what is kept of ranks that do not reply.
+        ``state["answers"]``, role -> index -> state, stands for ranks that do not reply.
         """
         start = time.perf_counter()
         self._due, self._last_steps = self._next_due(learner_steps), learner_steps
@@ -146,7 +161,7 @@ class Checkpoints:
         self._writing.start(*copies)
 
     def tell(self, rank: int, words: np.ndarray) -> bool:
-        """Announce something else to a rank; return whether it could be, as it owes no answer."""
+        """Send something else to a rank; return False, unsent, while the rank owes a reply."""
         if rank in self._owing:
             return False
         self._told[rank] = int(words[0])
@@ -155,34 +170,32 @@ class Checkpoints:
         return True
 
     def lose(self, rank: int) -> None:
-        """A rank is gone: it writes nothing, and answers nothing."""
+        """Expect nothing more from a rank that is lost."""
         self._owing.discard(rank)
         self._absent.add(rank)
 
     def join(self, rank: int) -> None:
-        """A new process is there."""
+        """Send requests again to a rank that a new process has."""
         self._absent.discard(rank)
 
     def hear(self) -> bool:
-        """Take answers, and conclude what has been written; return whether there was anything."""
+        """Take replies, and finish a checkpoint that all have written; return whether there was a reply."""
         heard = self.port.poll_answers()
         for role, index, words in heard:
             rank, reply = self.topology.rank(role, index), CheckpointAck.of(role, words)
-            if rank not in self._owing or reply.number != self._told.get(rank) or not 0 <= reply.error <= _MAX_ERRNO:
+            is_awaited = rank in self._owing and reply.number == self._told.get(rank)
+            if not is_awaited or not 0 <= reply.error <= _MAX_ERRNO:
                 self.port.refuse(f"an answer of {role} {index} to no checkpoint that it was told of")
                 continue
             self._owing.discard(rank)
-            writing = self._writing  # once it has all answers, its thread reads them: what comes later is too late
-            if writing is not None and reply.number == writing.request.number and not writing.answered.is_set():
-                writing.answers[role, index] = reply
-                if reply.error:
-                    writing.lose(f"{role} {index}: {os.strerror(reply.error)}")
+            if self._writing is not None:
+                self._writing.take(role, index, reply)
         if self._writing is not None:
             self._follow(self._writing)
         return bool(heard)
 
     def last_is_over(self, learner_steps: int, take: Take) -> bool:
-        """Take the last checkpoint of the run, after one that is on its way; return whether it is whole, or is given up."""
+        """Take the last checkpoint of the run, after one that is being written; return whether it is over."""
         if self._writing is not None:
             self._give_up_in_time(self._writing)
             return False
@@ -217,12 +230,13 @@ class Checkpoints:
             self._warned.clear()
 
     def _warn(self, request: CheckpointRequest, why: str) -> None:
-        """Say so once for each reason, until one is whole again: a folder that is gone will not come back."""
+        """Warn once for each reason, until a checkpoint is complete again: a removed folder stays removed."""
         reason = why.partition(":")[0]
         if reason in self._warned:
             return
         self._warned.add(reason)
-        warn(f"apex: warning: no checkpoint {request.name}: {why}; the run goes on (not repeated until one is written)")
+        rest = "the run goes on (not repeated until one is written)"
+        warn(f"apex: warning: no checkpoint {request.name}: {why}; {rest}")
 
     def _next_due(self, learner_steps: int) -> int:
         return (learner_steps // self._period + 1) * self._period
@@ -232,7 +246,7 @@ class Checkpoints:
 
 
 def to_cpu(value: Any) -> Any:
-    """Return a copy, on the CPU, of tensors in dictionaries and lists; what else there is stays."""
+    """Return dictionaries and lists with copies, on the CPU, of their tensors."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -243,20 +257,16 @@ def to_cpu(value: Any) -> Any:
 def _nbytes(value: object) -> int:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value.nbytes
-    items: Iterable[object] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(_nbytes, items))
+    if isinstance(value, dict):
+        return sum(map(_nbytes, value.values()))
+    return sum(map(_nbytes, value)) if isinstance(value, list) else 0
 
 
 def _make_latest(source: Path, latest: Path) -> None:
-    """Point ``latest.pt``, which ``apex eval`` and ``apex play`` read, at the newest networks; it is old or new, never torn."""
+    """Make ``latest.pt``, which ``apex eval`` and ``apex play`` read, the newest networks. Never half."""
     aside = latest.with_name(latest.name + ".tmp")
     aside.unlink(missing_ok=True)
-    try:
-        os.link(source, aside)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        shutil.copyfile(source, aside)  # a file system without hard links
+    link_or_copy(source, aside)
     os.replace(aside, latest)
 
 

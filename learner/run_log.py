@@ -29,9 +29,11 @@ class RunLog:
     """The run folder as the learner uses it. ``show(row)`` is called with every row of the log."""
 
     def __init__(
-        self, config: Config, topology: Topology, folder: RunFolder, preset: str, show: Callable[[dict], None] = lambda row: None
+        self, config: Config, topology: Topology, folder: RunFolder, preset: str,
+        show: Callable[[dict], None] = lambda row: None,
     ):
-        self.config, self.topology, self.folder, self.preset, self.show = config, topology, folder, preset, show
+        self.config, self.topology, self.folder = config, topology, folder
+        self.preset, self.show = preset, show
         self.hub = Hub(topology.num_actors, config.replay.ranks)
         self.scalars = Scalars(folder.tensorboard)
         self.started = time.monotonic()
@@ -42,7 +44,7 @@ class RunLog:
         self._next_row = self.started + config.run.log_period_s
 
     def hear(self, report: Report) -> None:
-        """Take a report. After the target has been reached, no other evaluation becomes that of the result."""
+        """Take a report. Once the target is reached, later evaluations do not change the result."""
         self.hub.update(*report)
         if report.role != EVALUATOR or self.reason == "target_return":
             return
@@ -87,12 +89,13 @@ class RunLog:
         self.hub.start_from(reports, self.started)
 
     def last_reports(self) -> dict[str, dict[str, dict]]:
-        """Return role -> index -> the state that stands for a rank which does not reply: the counters it last reported."""
-        held = {role: self.hub.reports(role) for role in (ACTOR, EVALUATOR)}
-        return {
-            role: {str(i): {"counters": Counters.from_vector(role, vector).state_dict()} for i, vector in enumerate(vectors)}
-            for role, vectors in held.items()
-        }
+        """Return role -> index -> a state with the last reported counters, for a rank without reply."""
+
+        def states(role: str) -> dict[str, dict]:
+            held = [Counters.from_vector(role, vector) for vector in self.hub.reports(role)]
+            return {str(index): {"counters": counters.state_dict()} for index, counters in enumerate(held)}
+
+        return {role: states(role) for role in (ACTOR, EVALUATOR)}
 
     def keep_skipped(self, number: int, error: Exception, views: dict[str, np.ndarray], state: dict) -> None:
         """Write the batch and the networks of a step that was skipped to ``skipped/``, and tell."""
@@ -117,19 +120,21 @@ class RunLog:
         result = make_result(
             self.reason, 0, row,
             eval_return=self.eval_return, eval_episodes=self.eval_episodes, wall_s=self.wall_s,
-            ranks=self.topology.size, transport=self.config.run.transport, preset=self.preset, seed=self.config.run.seed,
+            ranks=self.topology.size, transport=self.config.run.transport, preset=self.preset,
+            seed=self.config.run.seed,
         )  # fmt: skip
         try:
             self.folder.write_result(result)
         except OSError as error:
-            warn(f"apex: {self.folder.path}/result.json cannot be written: {error.strerror}; its content: {json.dumps(result)}")
+            path, content = f"{self.folder.path}/result.json", json.dumps(result)
+            warn(f"apex: {path} cannot be written: {error.strerror}; its content: {content}")
 
     def write_row(self, last: bool = False) -> dict:
         """Write a row of the log to the run folder and the screen; return it."""
         self._next_row = time.monotonic() + self.config.run.log_period_s
         row = self.hub.row(last)
         try:
-            check_room(self.folder.path, 0, _ROW_BYTES)  # a thread of TensorBoard's that met a full disk would end the run
+            check_room(self.folder.path, 0, _ROW_BYTES)  # on a full disk TensorBoard's thread ends the run
             self.folder.append_row(row)
             self.scalars.write(row)
         except OSError as error:

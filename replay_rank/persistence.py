@@ -1,9 +1,9 @@
-"""The ring of a replay rank on disk: how it is written beside the service, and how any number of ranks goes on from it.
+"""The ring of a replay rank on disk: written beside the service, and read by any number of ranks.
 
-Each place of the ring is written once, in the first checkpoint after it has arrived. The ring is first in, first
-out, so a checkpoint writes one run of new places and links the segments that hold the rest. Writing goes on in a
-thread, from the oldest place on, straight from the ring: nothing is copied but 8 bytes of mass a slot. Until a place is
-written nothing may land in it (:meth:`Segments.holds`); as the oldest are written first, intake rarely has to wait.
+Each place of the ring is written once, in the first checkpoint after its batch arrived. The ring is first in,
+first out. So a checkpoint writes one run of new places and links the segments that hold the rest. A thread
+writes straight from the ring, oldest place first; only 8 bytes of mass per slot are copied. Until a place is
+written nothing may land in it (:meth:`Segments.holds`). Since the oldest go first, intake rarely waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from replay_rank import replay as replays
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay
 
-SEGMENT_BYTES = 256 << 20  # a segment is freed when its last place is evicted: so much is held in vain at most
+SEGMENT_BYTES = 256 << 20  # freed when its last place is evicted: the most that is kept in vain
 MOST_SEGMENTS = 512  # in one checkpoint; beyond, all is written anew
 _SLICE_BYTES = 4 << 20
 _NOWHERE = -1
@@ -42,7 +42,7 @@ def live_places(count: np.ndarray, landing: int) -> np.ndarray:
 
 
 class Located:
-    """Where each place of a ring lies on disk: a row of a segment, valid for the generation it was written with."""
+    """Where each place of a ring lies on disk: a row of a segment, as of one generation of the place."""
 
     def __init__(self, places: int):
         self.generation = np.zeros(places, np.int64)  # 0: not on disk
@@ -59,7 +59,7 @@ class Located:
         return new
 
     def names_there(self) -> set[str]:
-        """Return the names in the checkpoint that holds them; none where looking fails, since all can be written anew."""
+        """Return the names in the checkpoint that holds them; none if looking fails: all is written again."""
         try:
             return set() if self.folder is None else set(os.listdir(self.folder))
         except OSError:
@@ -92,7 +92,8 @@ class Segments:
         self._unwritten[new] = True
         self._pending, self._abandoned, self._ended = (request.number, located), False, None
         job = (request, located, new, {**state, "places": len(live)})
-        self._thread = threading.Thread(target=self._write, args=job, name=f"{self.name} checkpoint", daemon=True)
+        name = f"{self.name} checkpoint"
+        self._thread = threading.Thread(target=self._write, args=job, name=name, daemon=True)
         self._thread.start()
 
     def holds(self, place: int) -> bool:
@@ -124,11 +125,12 @@ class Segments:
 
     @staticmethod
     def _forget_what_is_gone(located: Located, live: np.ndarray, generation: np.ndarray) -> None:
-        """Forget places that are evicted, and those of segments that somebody has removed: they are written anew."""
+        """Forget evicted places, and those of segments that somebody has removed: they are written again."""
         there = located.names_there()
         kept = np.zeros(len(located.generation), bool)
         kept[live] = located.generation[live] == generation[live]
-        kept &= np.isin(located.segment, [segment for segment, file in located.files.items() if file[0] in there])
+        found = [segment for segment, file in located.files.items() if file[0] in there]
+        kept &= np.isin(located.segment, found)
         needed = set(np.unique(located.segment[kept]).tolist())
         if len(needed) > MOST_SEGMENTS:
             kept[:], needed = False, set()
@@ -144,7 +146,8 @@ class Segments:
             self._adopt(part, located)
             self._write_segments(part, request, located, new, state["replay"]["generation"])
             segments = {str(segment): located.files[segment] for segment in sorted(located.files)}
-            part.write({**state, "segments": segments, "new_places": len(new), "segment": located.segment, "row": located.row})
+            where = {"segment": located.segment, "row": located.row}
+            part.write({**state, **where, "segments": segments, "new_places": len(new)})
             located.folder = self.checkpoints / request.name
         except BaseException as error:
             self._ended = error
@@ -162,7 +165,10 @@ class Segments:
             self.located = Located(len(self.buffer))  # this one is lost; the next depends on no old file
             raise
 
-    def _write_segments(self, part: Part, request: CheckpointRequest, located: Located, new: np.ndarray, generation: np.ndarray) -> None:
+    def _write_segments(
+        self, part: Part, request: CheckpointRequest, located: Located, new: np.ndarray,
+        generation: np.ndarray,
+    ) -> None:  # fmt: skip
         nbytes = self.buffer.shape[1]
         rows = max(1, SEGMENT_BYTES // nbytes)
         first_free = max(located.files, default=-1) + 1
@@ -189,14 +195,20 @@ def _slices(places: np.ndarray, most: int) -> Iterator[slice]:
             yield slice(int(piece[0]), int(piece[-1]) + 1)
 
 
-def read_rows(folder: Path, segments: dict, segment: np.ndarray, row: np.ndarray, into: np.ndarray, places: np.ndarray) -> None:
-    """Read place after place into rows ``places`` of the ring ``into``; its i-th lies at ``row[i]`` of ``segment[i]``."""
+def read_rows(
+    folder: Path, segments: dict, segment: np.ndarray, row: np.ndarray, into: np.ndarray, places: np.ndarray
+) -> None:
+    """Read place after place into rows ``places`` of the ring ``into``.
+
+    The i-th lies at ``row[i]`` of ``segment[i]``. ``segments`` is number in decimal -> (file name, ...).
+    """
     nbytes = into.shape[1]
     for number in np.unique(segment):
         mine = np.flatnonzero(segment == number)
         mine = mine[np.argsort(row[mine], kind="stable")]
         with open(folder / segments[str(number)][0], "rb", buffering=0) as file:
-            for run in np.split(mine, np.flatnonzero((np.diff(row[mine]) != 1) | (np.diff(places[mine]) != 1)) + 1):
+            breaks = (np.diff(row[mine]) != 1) | (np.diff(places[mine]) != 1)
+            for run in np.split(mine, np.flatnonzero(breaks) + 1):
                 file.seek(int(row[run[0]]) * nbytes)
                 _read_all(file, into[int(places[run[0]]) : int(places[run[-1]]) + 1])
 
@@ -221,14 +233,14 @@ def _is_file(value: object) -> bool:
 
 
 def check_values(values: dict, has_ring: bool) -> None:
-    """Raise :class:`apex.state.Unfit` where the plain values of a replay rank's part are not of this program."""
+    """Raise :class:`apex.state.Unfit` if the plain values of a replay rank's part are not of this program."""
     require(values, _PART)
     if has_ring:
         require(values, {"segments": table_of(_is_file), "places": is_count})
 
 
 def read_part(reader: Reader, index: int) -> dict:
-    """Return the state of a replay rank and where its ring lies, all of which fits together; without a ring, its values."""
+    """Return the checked state of a replay rank and where its ring lies; without a ring, its values."""
     name = f"{REPLAY}-{index}"
     with reader.reading(f"{name}.json"):
         values = reader.values(name)
@@ -247,7 +259,8 @@ def _check_arrays(state: dict) -> None:
     mass is float64[slots]; generation, count, segment and row are whole numbers, one a place of the ring.
     """
     replay = state["replay"]
-    arrays = {**{name: replay.get(name) for name in ("generation", "count")}, **{name: state.get(name) for name in ("segment", "row")}}
+    arrays = {name: replay.get(name) for name in ("generation", "count")}
+    arrays |= {name: state.get(name) for name in ("segment", "row")}
     mass, places = replay.get("index", {}).get("mass"), np.size(arrays["count"])
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.shape != (places,):
@@ -305,7 +318,7 @@ class Restore:
         _check_batches(replay, self.reader)
 
     def _empty(self, replay: Replay) -> dict:
-        """Return the state of a new rank with its share of the counts, and keys above all that were ever given out."""
+        """Return the state of a new rank with its share of the counts, and keys above all earlier keys."""
         state = replay.state_dict() | {name: self._share("replay", name) for name in replays.COUNTS}
         if self.index < len(self.old):
             state["strata"] = self.old[self.index]["replay"]["strata"]
@@ -317,8 +330,8 @@ class Restore:
     def _part(self, old: int) -> dict:
         """Return the state of an old rank without the places of segments that are missing.
 
-        A lost place is as if evicted: no transitions, no mass, and a generation whose keys were never given out, so
-        that priorities still on their way are stale.
+        A lost place is as if evicted: no transitions, no mass, and a generation whose keys were never given
+        out. So priorities in flight are stale.
         """
         state = read_part(self.reader, old)
         replay, files = state["replay"], state["segments"]
@@ -350,7 +363,7 @@ class Restore:
         segments.located = located
 
     def _deal(self, replay: Replay, parts: list[dict]) -> None:
-        """Whole places, oldest first, dealt out over all ranks in turn, with keys above all that were given out."""
+        """Take every ``ranks``-th place of all old ranks, oldest first, with keys above all earlier keys."""
         state = self._empty(replay)
         olds, places = (column[self.index :: self.ranks] for column in self._in_age_order(parts))
         mass = state["index"]["mass"].reshape(-1, replay.batch)
@@ -362,7 +375,7 @@ class Restore:
         replay.load_state_dict(state | {"landing": len(places)})
 
     def _in_age_order(self, parts: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-        """Return old rank and place of all that is live, oldest first: the newest of all ranks are of one age."""
+        """Return old rank and place of all that is live, oldest first; all ranks' newest have one age."""
         live = [live_places(part["replay"]["count"], part["replay"]["landing"]) for part in parts]
         olds = np.concatenate([np.full(len(places), old) for old, places in enumerate(live)])
         age = np.concatenate([np.arange(len(places), 0, -1) for places in live])
@@ -374,11 +387,12 @@ class Restore:
             rows = part["segment"][places], part["row"][places]
             read_rows(self.reader.folder, part["segments"], *rows, replay.store.buffer, to)
         except (OSError, KeyError, ValueError, IndexError) as error:
-            raise Corrupt(f"checkpoint {self.reader.folder}: a segment of replay cannot be read: {error}") from None
+            why = f"a segment of replay cannot be read: {error}"
+            raise Corrupt(f"checkpoint {self.reader.folder}: {why}") from None
 
 
 def _check_batches(replay: Replay, reader: Reader) -> None:
-    """What is gathered from the ring points into it; so what came from a file is checked as what comes from an actor is."""
+    """Check what came from a file as what comes from an actor: its pointers lead into the ring."""
     store = replay.store
     for place in np.flatnonzero(replay.count).tolist():
         nbytes = intake_nbytes(store.layout, store.spec, int(store.views["header"][place, 1]))
@@ -387,4 +401,5 @@ def _check_batches(replay: Replay, reader: Reader) -> None:
         except ValueError as error:
             raise Corrupt(f"checkpoint {reader.folder}: {error}") from None
         if count != replay.count[place]:
-            raise Corrupt(f"checkpoint {reader.folder}: place {place} of replay holds {count} transitions, not {replay.count[place]}")
+            why = f"place {place} of replay holds {count} transitions, not {replay.count[place]}"
+            raise Corrupt(f"checkpoint {reader.folder}: {why}")
