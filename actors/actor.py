@@ -65,8 +65,8 @@ class Actor(Role):
         elif reader is not None:
             with reader.reading(f"the answer of {ACTOR} {index}"):
                 self.counters = reader.counters(ACTOR, index, num_actors)
-                rng = reader.answers(ACTOR).get(index, {}).get("rng")  # one that did not exist, or reply, keeps that of its seed
-                if rng is not None:
+                rng = reader.answers(ACTOR).get(index, {}).get("rng")
+                if rng is not None:  # a new actor, or one that did not reply, starts from its seed
                     seeds.load_state_dict(self.rng, rng)
         self._restarts_before = self.counters["env_restarts"]
 
@@ -108,18 +108,22 @@ class Actor(Role):
         self.envs.close()
 
     def state_dict(self) -> dict:
-        """Return all that the actor goes on from to the last bit; its environments are to be functions of seed and actions."""
+        """Return all that the actor goes on from, to the last bit.
+
+        This requires environments that are a function of their seed and actions.
+        """
         values = {"env_seed": self.env_seed, "steps": self._steps, "q_version": self._q_version}
         arrays = {"q": np.zeros(0) if self._q is None else self._q.copy(), "return": self._return.copy()}
-        assert self.history is not None, "only in one process can environments be brought back to where they are"
+        assert self.history is not None, "only a run in one process keeps a history of its environments"
         state = {
-            "rng": seeds.state_dict(self.rng), "counters": self.counters.state_dict(), "intake": self.intake.state_dict(),
-            "policy": self.policy.state_dict(), "history": self.history.state_dict(),
+            "rng": seeds.state_dict(self.rng), "counters": self.counters.state_dict(),
+            "intake": self.intake.state_dict(), "policy": self.policy.state_dict(),
+            "history": self.history.state_dict(),
         }  # fmt: skip
         return values | arrays | state
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``: the environments are made again and take every action again that they had taken."""
+        """Go on from ``state_dict``: make the environments again, and repeat all their actions."""
         require(state, _STATE)
         seeds.load_state_dict(self.rng, state["rng"])
         self.counters.load_state_dict(state["counters"])
@@ -131,6 +135,8 @@ class Actor(Role):
         self.envs.close()
         self.envs = self._guarded_envs()
         if state["q"].size:
+            if len(state["q"]) != self.config.actor.envs:
+                raise ValueError("its Q-values are of another number of environments")
             assert self.history is not None, "a state is of a run in one process"
             self._q = state["q"]
             self.history.load_state_dict(state["history"], self.envs)

@@ -73,13 +73,16 @@ class Episodes:
 class Evaluator(Role):
     """Evaluates weights at least ``evaluator.period`` learner steps apart, as long as the run lasts.
 
-    The best are kept in the folder ``checkpoints``, before the learner is told of their return. An evaluation that a
-    checkpoint has interrupted is made again, with the newest weights.
+    It keeps the best in the folder ``checkpoints``, before it reports their return. A resumed run makes an
+    interrupted evaluation again, with the newest weights.
     """
 
     port: WeightsPort
 
-    def __init__(self, config: Config, spec: EnvSpec, port: WeightsPort, checkpoints: Path, reader: Reader | None = None):
+    def __init__(
+        self, config: Config, spec: EnvSpec, port: WeightsPort, checkpoints: Path,
+        reader: Reader | None = None,
+    ):  # fmt: skip
         super().__init__(EVALUATOR, port, config.run.log_period_s)
         self.config = config.evaluator
         self.policy = Policy(config, spec, port)
@@ -123,7 +126,8 @@ class Evaluator(Role):
 
     def state_dict(self) -> dict:
         """Return what the evaluator goes on from."""
-        return {"counters": self.counters.state_dict(), "next_steps": self._next_steps, "best_return": self.best.eval_return}
+        values = {"next_steps": self._next_steps, "best_return": self.best.eval_return}
+        return {**values, "counters": self.counters.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
         """Go on from ``state_dict``."""

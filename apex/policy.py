@@ -12,7 +12,8 @@ from apex.schema import EnvSpec, aligned_bytes, weight_header, weight_layout
 from apex.state import fill, is_word, require
 
 _STATE = {
-    "param_version": is_word, "learner_steps": is_word, "asked": lambda value: value is None or is_word(value),
+    "param_version": is_word, "learner_steps": is_word,
+    "asked": lambda value: value is None or is_word(value),
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class Policy:
         return True
 
     def state_dict(self) -> dict:
-        """Return the weights in use, as the message uint8[nbytes] that they came in, and what has been asked for."""
+        """Return the weights in use, as the message uint8[nbytes] they came in, and the open request."""
         versions = {"param_version": self.param_version, "learner_steps": self.learner_steps}
         return versions | {"message": self._message.copy(), "asked": self.asked}
 

@@ -1,4 +1,4 @@
-"""`apex train --resume RUN`: which configuration goes on, from which checkpoint, and in which state its folder is to be."""
+"""`apex train --resume RUN`: with which configuration, from which checkpoint, in which folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ _FIXED = {
     "replay": ("alpha", "eps"),
     "learner": ("optimizer",),
 }
-_OF_REPLAY = (("algorithm", "n_step"), ("algorithm", "discount"), ("actor", "intake_batch"), ("replay", "alpha"), ("replay", "eps"))
+_OF_REPLAY = (
+    ("algorithm", "n_step"), ("algorithm", "discount"), ("actor", "intake_batch"),
+    ("replay", "alpha"), ("replay", "eps"),
+)  # fmt: skip
 
 CHECKPOINT_VARIABLE = "APEX_CHECKPOINT"  # set by `apex train` for the ranks it starts
 
 
 def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Config, RunFolder]:
-    """Return the configuration of a run with overrides, and its folder; a preset, if given, must be of the same environment."""
+    """Return a run's configuration with overrides, and its folder. A preset must name the same environment."""
     try:
         folder = RunFolder(run_folder.resolve(run))
     except ConfigError as error:
@@ -44,12 +47,13 @@ def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Confi
     if preset is not None:
         asked, held = configuration.load(preset, overrides).env, config.env
         if (asked.family, asked.id) != (held.family, held.id):
-            raise ConfigError(f"run {folder.path} trains {held.id}, preset '{preset}' trains {asked.id}; leave the preset out")
+            both = f"run {folder.path} trains {held.id}, preset '{preset}' trains {asked.id}"
+            raise ConfigError(f"{both}; leave the preset out")
     return config, folder
 
 
 def choose(config: Config, folder: RunFolder) -> Path:
-    """Return the newest whole checkpoint, which ``config`` can go on from; raises :class:`ConfigError` where there is none."""
+    """Return the newest usable checkpoint, or raise :class:`ConfigError` where ``config`` cannot resume."""
     look.read(folder.checkpoints / "best.pt")  # else its score would be taken for none, and it be replaced
     held, lost = newest(folder.checkpoints, config)
     _check_config(held, config)
@@ -61,7 +65,7 @@ def choose(config: Config, folder: RunFolder) -> Path:
 
 
 def _set_aside(held: Reader, lost: dict[str, str]) -> None:
-    """Take damaged segments out of a checkpoint, by name; what then is missing costs its places when replay is restored."""
+    """Rename damaged segments of a checkpoint; replay then goes on without their places."""
     inside, total = persistence.count_transitions(held, lost)
     for name, what in lost.items():
         aside = held.folder / f"damaged-{name}"
@@ -74,13 +78,13 @@ def _set_aside(held: Reader, lost: dict[str, str]) -> None:
             raise ConfigError(f"checkpoint {held.folder} cannot be written to: {error.strerror}") from None
         warn(f"apex: checkpoint {held.folder}: {name} {what}")
     warn(
-        f"apex: {inside} of {total} replay transitions are lost with it; everything else in {held.folder.name} is used. "
-        "If fewer than replay.min_size are left, learning waits until replay has filled up"
+        f"apex: {inside} of {total} replay transitions are lost with it; "
+        f"everything else in {held.folder.name} is used. If fewer than replay.min_size are left, learning waits until replay has filled up"
     )
 
 
 def prepare(config: Config, folder: RunFolder, checkpoint: Path) -> None:
-    """Make the folder that of a run which is at ``checkpoint``: no result, and no rows of the log from after it."""
+    """Bring the folder to the moment of ``checkpoint``: no result, and no later rows of the log."""
     try:
         for name in ("result.json", "error.txt"):
             (folder.path / name).unlink(missing_ok=True)
@@ -115,14 +119,15 @@ def _check_index(held: Reader, config: Config) -> None:
     """A mass is a power of a priority or, by rank, the priority itself."""
     old, new = held.config["replay"]["index"], config.replay.index
     if held.has_replay and index_class(old).rule != index_class(new).rule:
-        raise ConfigError(f"replay.index = '{new}' draws by another rule than '{old}', with which {held.folder} was made; leave it out")
+        rules = f"replay.index = '{new}' draws by another rule than '{old}'"
+        raise ConfigError(f"{rules}, with which {held.folder} was made; leave it out")
 
 
 def newest(checkpoints: Path, config: Config) -> tuple[Reader, dict[str, str]]:
-    """Return the newest checkpoint that can be used, and what is wrong with each of its segments that are lost.
+    """Return the newest usable checkpoint, and segment -> what is wrong with it.
 
-    A segment costs its own places. One with anything else damaged is named and passed over. Raises
-    :class:`ConfigError` where none is left, and where one cannot be looked at.
+    A damaged segment costs its own places. A checkpoint with other damage is named and passed over. Raises
+    :class:`ConfigError` where none is left, and where one cannot be read.
     """
     for folder in checkpoint_format.complete(checkpoints):
         try:
@@ -133,7 +138,8 @@ def newest(checkpoints: Path, config: Config) -> tuple[Reader, dict[str, str]]:
             return held, wrong
         except Corrupt as damaged:
             warn(f"apex: {damaged}; it is passed over")
-    raise ConfigError(f"there is no whole checkpoint in {checkpoints} to resume from; without --resume a new run begins")
+    what = f"there is no whole checkpoint in {checkpoints} to resume from"
+    raise ConfigError(f"{what}; without --resume a new run begins")
 
 
 def _check_parts(held: Reader) -> None:
@@ -150,7 +156,7 @@ def _check_parts(held: Reader) -> None:
 
 
 def _refuse_all_but_segments(held: Reader, wrong: dict[str, str]) -> None:
-    """Raise :class:`Corrupt` for a file that holds anything but places of replay: the parts that list those come first."""
+    """Raise :class:`Corrupt` for a wrong file that is no segment; the parts that list segments come first."""
     listed = {name for name in wrong if name.endswith(".bin")}
     others = [name for name in wrong if name not in listed]
     if not others and wrong and held.has_replay:
@@ -170,9 +176,8 @@ def _check_config(held: Reader, config: Config) -> None:
             before = held.config[section].get(name, now[section][name])
             free = not held.has_replay and (section, name) in _OF_REPLAY
             if now[section][name] != before and not free:
-                raise ConfigError(
-                    f"{section}.{name} = {now[section][name]!r} cannot go on from {held.folder}, made with {before!r}; leave it out"
-                )
+                what = f"{section}.{name} = {now[section][name]!r} cannot go on from {held.folder}"
+                raise ConfigError(f"{what}, made with {before!r}; leave it out")
     _check_capacity(held, config)
     _check_limits(held, config)
 
@@ -187,18 +192,20 @@ def _check_limits(held: Reader, config: Config) -> None:
         )
     if run.max_wall_s and log["wall_s"] >= run.max_wall_s:
         raise ConfigError(
-            f"run.max_wall_s = {run.max_wall_s:g} has been reached at {held.folder}, after {log['wall_s']:.0f} s; "
+            f"run.max_wall_s = {run.max_wall_s:g} has been reached at {held.folder}, "
+            f"after {log['wall_s']:.0f} s; "
             f"raise it, for example --set run.max_wall_s={math.ceil(2 * log['wall_s'])}"
         )
     if run.stop_at_target and log["eval_return"] >= run.target_return:
         raise ConfigError(
-            f"run.target_return = {run.target_return:g} has been reached at {held.folder}, with {log['eval_return']:g}; "
-            "raise it, or do not stop there: --set run.stop_at_target=false"
+            f"run.target_return = {run.target_return:g} has been reached at {held.folder}, "
+            f"with {log['eval_return']:g}; raise it, or do not stop there: --set run.stop_at_target=false"
         )
 
 
 def _check_capacity(held: Reader, config: Config) -> None:
-    batches = sum(held.values(f"{REPLAY}-{index}")["places"] for index in range(held.replay_ranks)) if held.has_replay else 0
+    ranks = range(held.replay_ranks) if held.has_replay else ()
+    batches = sum(held.values(f"{REPLAY}-{index}")["places"] for index in ranks)
     least = batches * config.actor.intake_batch
     if config.replay.capacity < least:
         raise ConfigError(

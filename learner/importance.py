@@ -39,7 +39,7 @@ class ImportanceWeights:
         return {"smallest": self.smallest.tolist()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict`` of as many replay ranks; of another number, what is heard next is all there is."""
+        """Go on from ``state_dict``; with another number of replay ranks, start without."""
         require(state, STATE)
         if len(state["smallest"]) == len(self.smallest):
             self.smallest[:] = state["smallest"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from apex import weights
@@ -22,11 +24,19 @@ from learner.importance import ImportanceWeights
 from learner.run_log import RunLog
 from learner.train_step import NotFinite, StepResult, TrainStep
 
-_ARE_REPLIES = table_of(lambda state: isinstance(state, dict) and are_numbers(state.get("counters")))
+_are_replies = table_of(lambda state: isinstance(state, dict) and are_numbers(state.get("counters")))
+
+
+def _are_answers(held: Any) -> bool:
+    """Whether it is role -> index -> state of the ranks that write no file."""
+    is_by_role = isinstance(held, dict) and held.keys() <= {ACTOR, EVALUATOR}
+    return is_by_role and all(map(_are_replies, held.values()))
+
+
 STATE: Checks = {
     "run_log": log.STATE, "importance": importance.STATE, "counters": are_numbers,
     "param_version": is_count, "turn": is_count, "requested": is_count,
-    "answers": lambda value: isinstance(value, dict) and value.keys() <= {ACTOR, EVALUATOR} and all(map(_ARE_REPLIES, value.values())),
+    "answers": _are_answers,
 }  # fmt: skip
 
 
@@ -39,8 +49,9 @@ class Learner(Role):
     port: LearnerPort
 
     def __init__(
-        self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, run_log: RunLog, reader: Reader | None = None
-    ):
+        self, config: Config, spec: EnvSpec, port: LearnerPort, topology: Topology, run_log: RunLog,
+        reader: Reader | None = None,
+    ):  # fmt: skip
         super().__init__(LEARNER, port, config.run.log_period_s)
         self.config, self.run_log = config, run_log
         self.train = TrainStep(config, spec)
@@ -157,10 +168,10 @@ class Learner(Role):
             self.counters.set(name, getattr(result, name))
 
     def _listen(self) -> bool:
-        """Hear reports, write the log, take checkpoints, and end the run when a limit is reached; return whether one was begun.
+        """Take reports, write the log, end the run at a limit; return whether a checkpoint was begun.
 
-        Nothing else is done in a step that begins one, nor in the other roles' steps that hear of it: where roles take
-        turns, all parts are of one moment.
+        A step that starts a checkpoint does nothing else, and neither does another role's step that receives
+        the request. So where roles take turns, all parts are of one moment.
         """
         if self.run_log.row_is_due():
             self.report()  # so that the row's own counts are of this moment
@@ -193,7 +204,7 @@ class Learner(Role):
         return state | {"answers": self.run_log.last_reports(), "transport": self._on_their_way()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``, but for the run log, which needs the reports of all ranks, and what was on its way."""
+        """Go on from ``state_dict``, but for the run log and the messages in flight: see ``_resume``."""
         require(state, STATE)
         self.counters.load_state_dict(state["counters"])
         self.importance.load_state_dict(state["importance"])
@@ -214,7 +225,8 @@ class Learner(Role):
         with reader.reading(f"{LEARNER}.json"):
             state = reader.state(LEARNER)
             self.load_state_dict(state)
-            self.run_log.load_state_dict(state["run_log"], self._reports(reader) | {LEARNER: [self.counters.vector()]})
+            reports = self._reports(reader) | {LEARNER: [self.counters.vector()]}
+            self.run_log.load_state_dict(state["run_log"], reports)
             if reader.exact:
                 self._turn, self._requested = state["turn"], state["requested"]
                 self.port.restore(state["transport"]["arrays"], state["transport"]["values"])

@@ -112,14 +112,14 @@ class Replay:
         return self._landing
 
     def state_dict(self) -> dict:
-        """Return all but the ring itself, which is written and read where it lies (:mod:`replay_rank.persistence`)."""
+        """Return all but the ring itself: :mod:`replay_rank.persistence` writes and reads it in place."""
         state = {"inserted": self.inserted, "sampled": self.sampled, "stale_updates": self.stale_updates}
         state |= {"landing": self._landing, "slots": self.slots, "newest_generation": int(self.generation.max())}
         arrays = {"generation": self.generation.copy(), "count": self.count.copy()}
         return state | arrays | {"index": self.index.state_dict(), "strata": self.strata.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``, once the ring holds the batches. Raises ValueError where it is of another ring."""
+        """Go on from ``state_dict``, once the ring holds the batches. Raises ValueError for another ring's."""
         require(state, STATE)
         fill(self.generation, state, "generation")
         fill(self.count, state, "count")

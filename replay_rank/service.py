@@ -38,8 +38,9 @@ class ReplayService(Role):
     port: ReplayPort
 
     def __init__(
-        self, config: Config, spec: EnvSpec, port: ReplayPort, index: int, checkpoints: Path = Path(), reader: Reader | None = None
-    ):
+        self, config: Config, spec: EnvSpec, port: ReplayPort, index: int,
+        checkpoints: Path = Path(), reader: Reader | None = None,
+    ):  # fmt: skip
         super().__init__(REPLAY, port, config.run.log_period_s)
         self.name, self.checkpoints, self._keeps_ring = f"{REPLAY}-{index}", checkpoints, config.replay.checkpoint
         self._at_once = config.run.transport == "local"  # where each rank's turn waits for the others' anyhow
@@ -90,12 +91,13 @@ class ReplayService(Role):
                 self.segments.wait()
                 self._acknowledge()
         else:
-            self.port.answer(CheckpointAck(request.number, self._write_values(request, state), {}).words(REPLAY))
+            error = self._write_values(request, state)
+            self.port.answer(CheckpointAck(request.number, error, {}).words(REPLAY))
 
     def state_dict(self) -> dict:
         """Return all that the rank goes on from, but the ring."""
-        state = {"replay": self.replay.state_dict(), "limiter": self.limiter.state_dict(), "counters": self.counters.state_dict()}
-        return {**state, "open_requests": self._open_requests}
+        state = {"replay": self.replay.state_dict(), "limiter": self.limiter.state_dict()}
+        return {**state, "counters": self.counters.state_dict(), "open_requests": self._open_requests}
 
     def waiting_for(self) -> str | None:
         """Say what the rank waits for."""

@@ -1,4 +1,4 @@
-"""``best.pt``, which the evaluator writes: the weights that were evaluated, and never a worse return in place of a better one."""
+"""``best.pt``, written by the evaluator: the evaluated weights, never a worse return over a better one."""
 
 import errno
 import os
@@ -50,15 +50,21 @@ def test_only_a_better_evaluation_replaces_what_is_there(tmp_path, policy):
     state = checkpoint.load(tmp_path / "best.pt")
     assert (state["eval_return"], state["learner_steps"], best.eval_return) == (2.0, 2, 2.0)
     assert set(state) == {"online", "learner_steps", "eval_return"}
-    assert all(torch.equal(state["online"][name], tensor) for name, tensor in policy.network.state_dict().items())
+    network = policy.network.state_dict()
+    assert all(torch.equal(state["online"][name], tensor) for name, tensor in network.items())
 
 
-@pytest.mark.parametrize("on_disk, of_checkpoint, offered, expected", [(5.0, 9.0, 7.0, 5.0), (9.0, 5.0, 7.0, 9.0), (5.0, 6.0, 7.0, 7.0)])
-def test_after_a_resume_the_larger_of_checkpoint_and_disk_is_to_be_exceeded(tmp_path, policy, on_disk, of_checkpoint, offered, expected):
-    BestWeights(tmp_path).offer(policy, on_disk)
+@pytest.mark.parametrize(
+    "on_disk, of_checkpoint, offered, expected", [(5, 9, 7, 5), (9, 5, 7, 9), (5, 6, 7, 7)]
+)
+def test_a_resumed_evaluator_keeps_the_larger_of_checkpoint_and_disk(
+    tmp_path, policy, on_disk, of_checkpoint, offered, expected
+):
+    BestWeights(tmp_path).offer(policy, float(on_disk))
     evaluator = Evaluator(CONFIG, env_spec(CONFIG.env), NoPort, tmp_path)
-    evaluator.load_state_dict({"counters": Counters(EVALUATOR).state_dict(), "next_steps": 0, "best_return": of_checkpoint})
-    evaluator.best.offer(policy, offered)
+    counters = Counters(EVALUATOR).state_dict()
+    evaluator.load_state_dict({"counters": counters, "next_steps": 0, "best_return": float(of_checkpoint)})
+    evaluator.best.offer(policy, float(offered))
     evaluator.close()
     assert kept(tmp_path) == expected
 
@@ -83,10 +89,11 @@ def test_a_torn_file_is_replaced_and_one_that_the_disk_does_not_give_is_not(tmp_
     assert kept(tmp_path) == 1.0
 
 
-def test_a_disk_that_does_not_take_it_costs_one_warning_and_the_next_better_one_is_tried(tmp_path, policy, capsys):
+def test_a_full_disk_costs_one_warning_and_the_next_better_return_is_tried(tmp_path, policy, capsys):
     best = BestWeights(tmp_path / "run" / "checkpoints")
     best.offer(policy, 5.0), best.offer(policy, 6.0)
-    assert capsys.readouterr().err == "apex: warning: without best.pt: No such file or directory; the run goes on\n"
+    told = capsys.readouterr().err
+    assert told == "apex: warning: without best.pt: No such file or directory; the run goes on\n"
     assert not (tmp_path / "run").exists(), "a run folder that is removed stays removed"
     (tmp_path / "run").mkdir()
     best.offer(policy, 4.0)
@@ -106,7 +113,10 @@ def test_the_return_that_is_told_is_that_of_the_weights_that_are_kept(tmp_path):
     evaluator.close()
 
 
-@pytest.mark.parametrize("limits", [{}, {"run__stop_at_target": "true", "run__target_return": 5}], ids=["steps", "target"])
+TARGET = {"run__stop_at_target": "true", "run__target_return": 5}
+
+
+@pytest.mark.parametrize("limits", [{}, TARGET], ids=["steps", "target"])
 def test_the_result_tells_of_no_better_return_than_the_best_weights(runs, limits):  # noqa: F811
     run = runs("run", **limits)
     run.train(60)
@@ -117,7 +127,7 @@ def test_the_result_tells_of_no_better_return_than_the_best_weights(runs, limits
 
 
 @pytest.mark.parametrize("reason, told", [("learner_steps", 7.0), ("signal", 7.0), ("target_return", 5.0)])
-def test_an_evaluation_that_ends_with_the_run_is_that_of_the_result_unless_another_ended_it(tmp_path, reason, told):
+def test_a_late_evaluation_counts_unless_an_earlier_one_ended_the_run(tmp_path, reason, told):
     folder = RunFolder(tmp_path)
     run_log = RunLog(CONFIG, make(CONFIG), folder, "cartpole")
     for number, eval_return in enumerate([5.0, 7.0], 1):
