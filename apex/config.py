@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from apex import look
-from apex.errors import ConfigError
+from apex.errors import ConfigError as ConfigError  # what reading a configuration raises
 
 PRESET_DIR = Path(__file__).resolve().parent.parent / "configs"
 

@@ -23,7 +23,7 @@ from apex.run_folder import RunFolder
 from apex.say import say
 from apex.topology import Topology
 from launch import job, leftovers, output_file, world
-from launch.rank import RUN_FOLDER_VARIABLE
+from launch.meeting import RUN_FOLDER_VARIABLE
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
 _FIRST_STEPS = 3

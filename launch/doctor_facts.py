@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from apex.config import Config
 from apex.schema import EnvSpec
 from apex.topology import Topology
-from launch import job, memory, mpirun, world
+from launch import job, mpirun, world
+from launch.memory_limits import available_bytes
 
 SHM = "/dev/shm"
 _LAUNCHERS = (
@@ -75,7 +76,7 @@ def of_rank(rank: int) -> dict:
         "host_cores": os.cpu_count() or 1,
         "slots": _number("OMPI_UNIVERSE_SIZE"),
         "shm_free": shutil.disk_usage(SHM).free if os.path.isdir(SHM) else 0,
-        "memory_free": memory.available_bytes(),
+        "memory_free": available_bytes(),
         **_native(),
     }
 
