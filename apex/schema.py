@@ -72,7 +72,7 @@ class Layout:
         for name, dtype, shape in fields:
             field = Field(name, np.dtype(dtype), tuple(shape), offset)
             self.fields[name] = field
-            offset = _align(offset + field.nbytes)
+            offset = align(offset + field.nbytes)
         self.nbytes = offset
 
     def views(self, buffer: np.ndarray) -> dict[str, np.ndarray]:
@@ -95,8 +95,9 @@ def aligned_bytes(*shape: int) -> np.ndarray:
     return raw[start : start + nbytes].reshape(shape)
 
 
-def _align(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def align(nbytes: int) -> int:
+    """Return ``nbytes`` rounded up to a multiple of ``ALIGNMENT``."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.say import say
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.shared import make_desk, neighbours
+from apex.transport.shared_memory import make_page, neighbours
 from launch import doctor_facts as facts
 from launch import job, leftovers, memory, mpirun, output_file, preflight, spawn, world
 from launch.doctor_checks import OK, WARNING, WRONG, Finding, findings
@@ -74,7 +74,7 @@ def _as_rank(config: Config | None, rank: int, size: int) -> dict | None:
     if transport == "mpi":
         from apex.transport.mpi_facts import facts as mpi_facts
 
-        peers = neighbours(list(range(size)), rank, make_desk(size, 1), comm.allgather)
+        peers = neighbours(list(range(size)), rank, make_page(size, 1), comm.allgather)
         seen |= mpi_facts(comm) | {"lends": sorted({rank, *peers})}
     patient.ranks = comm.allgather(seen)
     worlds.from_learner(comm, lambda: _look_for_all(patient))

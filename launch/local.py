@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from apex.checkpoint import Reader
 from apex.config import Config
 from apex.role import Role
 from apex.run_folder import RunFolder
-from apex.schema import EnvSpec, limits
-from apex.topology import Topology
+from apex.schema import EnvSpec, Limits, limits
+from apex.topology import LEARNER_RANK, Topology
+from apex.transport import endpoints
 from apex.transport.drive import StopSignals
+from apex.transport.endpoint import Endpoint
 from apex.transport.local import LocalWorld
 from launch.beginning import importing
 from launch.roles import build, limit_torch_threads
@@ -19,8 +23,7 @@ def run(
     show=None, reader: Reader | None = None, signals: StopSignals | None = None,
 ) -> None:  # fmt: skip
     """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
-    world = LocalWorld(topology, limits(config, spec))
-    ports = [world.port(rank) for rank in range(topology.size)]
+    ports = make_ports(topology, limits(config, spec))
     with importing():
         limit_torch_threads(config.learner.threads)
         roles = [build(config, spec, topology, rank, port, folder, preset, show, reader) for rank, port in enumerate(ports)]
@@ -30,6 +33,50 @@ def run(
         for role in roles[1:]:
             role.close()
     roles[0].close()
+
+
+def make_ports(topology: Topology, limits: Limits) -> list[Endpoint]:
+    """Return the port of every rank of a world in this process."""
+    world = LocalWorld(topology.size)
+    ports = [endpoints.make(wire, topology, limits) for wire in world.wires[1:]]
+    return [_LearnerEndpoint(world.wires[LEARNER_RANK], topology, limits, ports), *ports]
+
+
+class _LearnerEndpoint(endpoints.LearnerEndpoint):
+    """The learner's, which also keeps what is on its way between all others."""
+
+    def __init__(self, wire, topology: Topology, limits: Limits, others: list[Endpoint]):
+        super().__init__(wire, topology, limits)
+        self._all = [self, *others]
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict]:
+        """Return all that is on its way in this world: arrays and plain values."""
+        arrays: list[np.ndarray] = []
+
+        def plain(value):
+            if isinstance(value, np.ndarray):
+                arrays.append(value)
+                return {"array": len(arrays) - 1}
+            if isinstance(value, dict):
+                return {"table": {str(key): plain(held) for key, held in value.items()}}
+            return [plain(held) for held in value] if isinstance(value, list) else value
+
+        values = [[plain(port.wire.state_dict()), plain(port.state_dict())] for port in self._all]
+        return {f"message_{i}": array for i, array in enumerate(arrays)}, {"ports": values}
+
+    def restore(self, arrays: dict[str, np.ndarray], values: dict) -> None:
+        """Put back what ``state`` returned; to be called once all ports have been made."""
+
+        def full(value):
+            if isinstance(value, dict) and "array" in value:
+                return arrays[f"message_{value['array']}"]
+            if isinstance(value, dict):
+                return {key: full(held) for key, held in value["table"].items()}
+            return [full(held) for held in value] if isinstance(value, list) else value
+
+        for port, (wire_state, state) in zip(self._all, values["ports"], strict=True):
+            port.wire.load_state_dict(full(wire_state))
+            port.load_state_dict(full(state))
 
 
 def step_in_turn(roles: list[Role], signals: StopSignals | None = None) -> None:

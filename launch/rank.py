@@ -37,7 +37,7 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
     worlds, comm, failure = _meet(config, topology, preset)
     signals = StopSignals()  # before the ranks meet again, so that once one of them has a role all take signals
     if getattr(comm, "life", 0):
-        return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.about["folder"])))
+        return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.handover["folder"])))
     try:
         refusal = _attempt(worlds.check_tolerance)[0] if config.run.tolerate == "actors" else None
         if refusal is not None:
@@ -86,18 +86,19 @@ def _meet(config: Config, topology: Topology, preset: str):
 def take_place(config: Config, topology: Topology, joining, folder: RunFolder) -> int:
     """Run a process that takes the place of an acting rank that was lost; return its exit status."""
     from apex.schema import limits
+    from apex.transport import endpoints
     from apex.transport.drive import StopSignals
 
     signals = StopSignals()
-    worlds, ports = world.load(config.run.transport)
-    rank = joining.about["rank"]
+    worlds, wires = world.load(config.run.transport)
+    rank = joining.handover["rank"]
     failure = _Failure(config, topology, rank, folder.path.name)
     failure.folder, failure.is_running = folder, True
     signal.alarm(0)
     try:
-        met = ports.meet(joining, topology)  # before what takes long to import: the others wait
+        connected = wires.connect(joining)  # before what takes long to import: the others wait
         spec = envs.env_spec(config.env)
-        port = ports.join(met, topology, limits(config, spec))
+        port = endpoints.make(wires.join_wire(connected, topology), topology, limits(config, spec))
         _be_role(config, topology, spec, rank, port, folder, folder.path.name, signals, None)
         signals.ignore()
         return worlds.leave(True)
@@ -213,13 +214,12 @@ def _refuse(rank: int, refusal: str) -> int:
 
 def _make_port(config: Config, topology: Topology, spec, comm):
     from apex.schema import limits
-
-    make_port = world.load(config.run.transport)[1].make_port
-    if config.run.tolerate == "nobody":
-        return make_port(comm, topology, limits(config, spec))
+    from apex.transport import endpoints
     from launch import replacement
 
-    return make_port(comm, topology, limits(config, spec), command=replacement.command())
+    bounds, command = limits(config, spec), replacement.command() if config.run.tolerate == "actors" else None
+    wire = world.load(config.run.transport)[1].make_wire(comm, topology, bounds, command=command)
+    return endpoints.make(wire, topology, bounds)
 
 
 def _be_role(

@@ -1,4 +1,4 @@
-"""The process that takes a lost actor's place in a run over MPI: started by the run itself (see ``apex.transport.mpi_replace``)."""
+"""The process that takes a lost actor's place in a run over MPI: started by the run itself (see ``apex.transport.mpi_spawn``)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def command() -> list[str]:
 
 def main() -> int:
     """Join, and be the role until the end."""
-    from apex.transport import mpi_newcomer, mpi_world  # not above: the command is asked for where there is no MPI
+    from apex.transport import mpi_spawn, mpi_world  # not above: the command is asked for where there is no MPI
 
-    joining = mpi_newcomer.meet()
+    joining = mpi_spawn.accept()
     try:
         return _take_place(joining)
     except BaseException:  # the others wait for this process: only its end tells them that it will not come
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _take_place(joining) -> int:
-    about = joining.about
+    about = joining.handover
     folder, topology = RunFolder(Path(about["folder"])), Topology(about["size"], about["replay_ranks"])
     config = configuration.load(str(folder.config_path))
     from launch import world

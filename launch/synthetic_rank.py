@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from apex.say import protect, warn
 from apex.schema import limits
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
+from apex.transport import endpoints
 from launch import world
+from launch.pickled import PICKLED_NBYTES, Form, PickledWire
 
 TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
 WORKLOADS = ("intake", "mixed", "idle")
@@ -62,8 +64,7 @@ def _play(options, topology: Topology, rank: int, joined) -> dict:
     name, index = topology.role(rank)
     found = {"role": name, "index": index, "rank": rank} | role.usage.summary() | role.results()
     role.close()
-    if hasattr(port, "close"):
-        port.close()
+    port.close()
     return found
 
 
@@ -90,18 +91,17 @@ class _Joined:
 
     def __init__(self, transport: str, size: int):
         self._base, pickled, _ = transport.partition("-pickle")
-        self._worlds, self._ports = world.load(self._base)
+        self._worlds, self._wires = world.load(self._base)
         self._pickled = bool(pickled)
         self._world = self._worlds.world(size)
 
     def make_port(self, topology: Topology, config, spec, limits):
         """Return the port of this rank."""
         if not self._pickled:
-            return self._ports.make_port(self._world, topology, limits)
-        from apex.transport.pickled_form import Form
-
-        ports = importlib.import_module(f"apex.transport.{self._base}_pickle")
-        return ports.make_port(self._world, topology, limits, Form(config, spec))
+            return endpoints.make(self._wires.make_wire(self._world, topology, limits), topology, limits)
+        plain = replace(limits, sample_nbytes=PICKLED_NBYTES, intake_nbytes=PICKLED_NBYTES)
+        wire = PickledWire(self._wires.make_wire(self._world, topology, plain), Form(config, spec))
+        return endpoints.make(wire, topology, limits)
 
     def abort(self) -> None:
         """End all ranks."""

@@ -1,355 +1,436 @@
-"""The roles over MPI: make_port, actors and replay ranks; the learner is in ``mpi_learner``."""
+"""The wire over MPI: synchronous non-blocking sends, matched receives, and memory that ranks of one host read in place.
+
+Every message is sent with Issend, which completes when the receiver has taken it. That makes an unfinished send a
+credit in use (nothing queues up unseen), and keeps each buffer alive until its completion is seen. Between ranks of
+one host bulk messages do not move at all: they are posted in shared memory (see ``shared_memory``).
+
+To look for what is posted costs next to nothing, to ask MPI as much as a small copy. So where both may be there, MPI
+is asked first in only two looks of ``_TURNS``, and for control messages and losses every few milliseconds.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Collection
 
 import numpy as np
 from mpi4py import MPI
 
-from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
-from apex.schema import ALIGNMENT, Limits, aligned_bytes
-from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.checked import Arrived
-from apex.transport.credits import IntakeCredits
-from apex.transport.mpi_learner import MpiLearnerPort
-from apex.transport.mpi_newcomer import Joining, meeting
-from apex.transport.mpi_port import (
-    INTAKE,
-    PRIORITY,
-    REFUSAL,
-    REPLACE,
-    SAMPLE,
-    SAMPLE_REQUEST,
-    STOP,
-    WEIGHT_REQUEST,
-    WEIGHTS,
-    MpiPort,
-    met_at_start,
-    ranks_here,
-)
-from apex.transport.mpi_relay import Relay
-from apex.transport.mpi_replace import Newcomer, Replacements
-from apex.transport.mpi_ways import INTAKES, MESSAGES, Meeting
+from apex.ports import LOST, NOT_REPLACED, REPLACED, Change, Waking
+from apex.refusals import Refusals
+from apex.schema import Limits, aligned_bytes
+from apex.topology import LEARNER_RANK, Topology
+from apex.transport.mpi_comm import CONTROL, HELD, MESSAGES, CommTable, DiscardQueue, MatchedMessage, Membership
+from apex.transport.mpi_spawn import Newcomer, Spawner, connect
 from apex.transport.process import own_process
-from apex.transport.shared import REFUSED, Peer, borrow
+from apex.transport.shared_memory import ControlPage, SharedPeer, make_page, neighbours
+from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode, posted_at_a_time
 
+__all__ = ["MpiWire", "connect", "join_wire", "make_wire"]
 _TURNS = 8
+_LOOKS_EVERY_S = 0.005
+_SMALL_NBYTES = 1024  # below, a message has come with its envelope: to receive it waits for nobody
+_CONTROL, _QUIET, _SPAWN = 1, 2, 3  # tags on CONTROL: a message, one for nobody who waits, and the word to start a process together
 
 
-def make_port(comm: MPI.Comm, topology: Topology, limits: Limits, share: bool = True, command: list[str] | None = None) -> MpiPort:
-    """Return this rank's port. Collective over ``comm``, which must have ``topology.size`` ranks.
+def make_wire(comm: MPI.Comm, topology: Topology, limits: Limits, share: bool = True, command: list[str] | None = None) -> MpiWire:
+    """Return this rank's wire. Collective over ``comm``, which must have ``topology.size`` ranks.
 
-    With ``share``, ranks of one host lend each other intake batches, sample batches and publishes in
-    memory (see ``apex.transport.shared``); without, all goes through messages. With ``command`` the loss of an
-    acting rank is survived, and the command is what starts a process in its place (see ``mpi_replace``).
+    With ``share``, ranks of one host read bulk messages in place; without, all goes through MPI. With ``command`` the
+    loss of an acting rank is survived, and the command is what starts a process in its place (see ``mpi_spawn``).
     """
-    kinds = {LEARNER: MpiLearnerPort, REPLAY: MpiReplayPort, EVALUATOR: MpiActorPort, ACTOR: MpiActorPort}
-    role, _ = topology.role(comm.rank)
-    met = met_at_start(comm, limits, share)
-    port = kinds[role](Meeting.of(comm, command is not None), topology, limits, met, ranks_here(comm))
+    entries = posted_at_a_time(limits)
+    page = make_page(comm.size, entries) if share else None
+    peers = neighbours(list(range(comm.size)), comm.rank, page, comm.allgather)
+    page = page if peers else None
+    wire = MpiWire(Membership.of(comm, command is not None), page, peers, _ranks_on_host(comm), entries)
     if command is not None:
-        processes = comm.allgather((MPI.Get_processor_name(), *own_process()))
-        without_actors = [LEARNER_RANK, *topology.replay_ranks_range]
-        if comm.rank in without_actors:
-            port.tolerate(Replacements(comm, without_actors, command, met[0]), processes)
-    return port
+        wire.processes = comm.allgather((MPI.Get_processor_name(), *own_process()))
+        core = [LEARNER_RANK, *topology.replay_ranks_range]
+        if comm.rank in core:
+            wire.survive(Spawner(comm, core, command, page), [rank for rank in core if rank != LEARNER_RANK])
+    return wire
 
 
-def meet(joining: Joining, topology: Topology):
-    """Return what :func:`join` needs of a process that takes the place of an acting rank that was lost."""
-    return meeting(joining)
+def join_wire(connected: tuple, topology: Topology) -> MpiWire:
+    """Return the wire of a process that has taken a lost one's place (see ``mpi_spawn.connect``)."""
+    membership, page, peers = connected
+    handover = membership.handover
+    return MpiWire(membership, page, peers, handover["ranks_on_host"], handover["entries"])
 
 
-def join(met, topology: Topology, limits: Limits) -> MpiPort:
-    """Return the port of that process."""
-    there, desk, peers = met
-    return MpiActorPort(there, topology, limits, (desk, peers), there.about["ranks_here"])
+def _ranks_on_host(comm: MPI.Comm) -> int:
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    size = host.size
+    host.Free()
+    return size
 
 
-class MpiActorPort(MpiPort):
-    """Actor and evaluator (see ``apex.ports.ActorPort``)."""
+class _Matched(Received):
+    """A message of MPI; where it is long it needs its sender's help on its way."""
 
-    def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met, ranks_here: int):
-        super().__init__(meeting, topology, limits, met, ranks_here)
-        self._weights_into: np.ndarray | None = None
-        self._weights: MPI.Request | bool | None = None  # False: the run is ending, there will be none
-        self._weights_from, self._relay = LEARNER_RANK, None
-        self._find_relay()
-        self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
-        self._completed: list[int] = []
+    def __init__(self, wire: MpiWire, matched: MatchedMessage, kind: Kind):
+        super().__init__(matched.source, kind, matched.nbytes)
+        self._wire, self._matched = wire, matched
+        self._request: MPI.Request | None = None
+        self._buffer: np.ndarray | None = None
 
-    def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
-        """Note where they are to go, then ask."""
-        if self._weights_into is not None or self.stopping:
-            return
-        self._weights_into = into
-        if self._relay is not None:
-            self._relay.request(min_learner_steps, into)
-            return
-        self._weights = None
-        wanted = np.array([min_learner_steps], np.int64)
-        self._send(wanted.view(np.uint8), self._weights_from, WEIGHT_REQUEST, "request for weights")
+    def into(self, buffer: np.ndarray) -> None:
+        """Begin to receive."""
+        self._request = self._matched.into(buffer)
+        self._wire.receiving.add(self)
 
-    def poll_weights(self) -> bool:
-        """Whether the publish has arrived, as a message or lent; a refusal means that the run is ending."""
-        if self._weights_into is None:
-            return False
-        if self._relay is not None:
-            arrived = self._relay.poll()
-        else:
-            arrived = self._take_weights() if self._weights_from in self.peers else self._receive_weights()
-        if arrived is None:
-            return False
-        self._weights_into = None
+    def view(self) -> np.ndarray:
+        """Begin to receive into a buffer of the wire's."""
+        if self._buffer is None:
+            self._buffer = self._wire.take_buffer(self.nbytes)
+            self.into(self._buffer)
+        return self._buffer
+
+    def arrived(self) -> bool | None:
+        """Whether all of it is here; None where its sender was lost on the way."""
+        if self._request is None:
+            return True
+        arrived = self._wire.comms.guarded(self._request.Test)
+        if arrived is not False:
+            self._request = None
+            self._wire.receiving.discard(self)
         return arrived
 
-    def _receive_weights(self) -> bool | None:
-        """Return whether the answer is a publish; None while there is none."""
-        if not self._weights:
-            return self._weights
-        return True if self.ways.tried(self._weights.Test) else None
+    def release(self) -> None:
+        """Give the buffer back; what is so short that nobody waits for it may still be on its way."""
+        while self.arrived() is False:
+            pass
+        if self._buffer is not None:
+            self._wire.free_buffers.setdefault(self.nbytes, []).append(self._buffer)
+            self._buffer = None
 
-    def _take_weights(self) -> bool | None:
-        """The same, of a publish that is lent."""
-        lender = self.peers[self._weights_from]
-        if not lender.has_sent():
-            return None
-        message = borrow(lender, lambda nbytes: nbytes == len(self._weights_into), self.refusals)
-        if message is REFUSED:
-            return None
-        if message is not None:
-            self._weights_into[: len(message)] = message
-        lender.give_back()
-        return message is not None
+    def reject(self, why: str) -> None:
+        """Drop and count."""
+        self._wire.refusals.add(why)
+        self._wire.discards.add(self._matched)
 
-    def intake_memory(self, rows: int, nbytes: int) -> np.ndarray:
-        """Return uint8[rows, nbytes] that replay ranks of this host read in place."""
-        if self.peers.keys().isdisjoint(self.topology.replay_ranks_range):
+
+class _Posted(Received):
+    """A message in the memory of a rank of this host."""
+
+    def __init__(self, peer: SharedPeer, kind: Kind, payload: np.ndarray, refusals: Refusals):
+        super().__init__(peer.rank, kind, len(payload))
+        self._peer, self._payload, self._refusals = peer, payload, refusals
+
+    def into(self, buffer: np.ndarray) -> None:
+        """Copy."""
+        buffer[: self.nbytes] = self._payload
+        self._peer.release()
+
+    def view(self) -> np.ndarray:
+        """Return the other rank's memory."""
+        return self._payload
+
+    def release(self) -> None:
+        """The other rank may write there again."""
+        self._peer.release()
+
+    def reject(self, why: str) -> None:
+        """Drop and count."""
+        self._refusals.add(why)
+        self._peer.release()
+
+
+class MpiWire:
+    """The wire of one rank (see :class:`apex.transport.wire.Wire`)."""
+
+    def __init__(self, membership: Membership, page: ControlPage | None, peers: dict[int, SharedPeer], ranks_on_host: int, entries: int):
+        self.rank, self.size, self.ranks_on_host = membership.rank, membership.size, ranks_on_host
+        self.handover, self.survives = membership.handover, membership.survives
+        self.comms = CommTable(membership)
+        self.refusals = Refusals(f"rank {self.rank}")
+        self.allowed: Allowed = {}
+        self.processes: list = []
+        self.discards = DiscardQueue(self.comms.guarded)
+        self.receiving: set[_Matched] = set()
+        self.free_buffers: dict[int, list[np.ndarray]] = {}
+        self._page, self.neighbours, self._entries = page, peers, entries
+        self._lenders = deque(peers.values())
+        self._sends: list[tuple[MPI.Request, int, Kind, int, np.ndarray]] = []
+        self._completed: list[Sent] = []
+        self._changes: list[Change] = []
+        self._spawner: Spawner | None = None
+        self._core: list[int] = []  # who starts a process together with this rank, where this is the one that asks for it
+        self._starting, self._ends = -1, False
+        self._traffic = self._turn = 0
+        self._control_at = self._sweeps_at = 0.0
+
+    # --- sending ---
+
+    def allocate(self, rows: int, nbytes: int) -> np.ndarray:
+        """Return memory that ranks of this host read in place, also those that come later."""
+        if self._page is None:
             return aligned_bytes(rows, nbytes)
-        return self._desk.make_outbox(rows * nbytes).reshape(rows, nbytes)
+        return self._page.make_arena(rows * nbytes).reshape(rows, nbytes)
 
-    def can_send_intake(self) -> bool:
-        """Whether fewer than ``actor.in_flight`` batches are on the wire to some replay rank."""
-        return self._credits.free()
+    def send(self, dest: int, kind: Kind, message: np.ndarray, token: int = 0) -> None:
+        """Post it where that can be, else send it."""
+        peer = self.neighbours.get(dest) if KINDS[kind].is_bulk else None
+        place = self._place(message) if peer is not None else None
+        if peer is not None and place is not None:
+            peer.post(kind, place, len(message), token)
+        else:
+            self._issend(dest, HELD if KINDS[kind].is_held else MESSAGES, kind, message, kind, token)
 
-    def send_intake(self, token: int, message: np.ndarray) -> None:
-        """Send to the next replay rank that has a free credit."""
-        replay = self._credits.take()
-        dest = self.topology.replay_ranks_range[replay]
-        self._send_or_lend(message, dest, INTAKE, "intake batch", lambda: self._intake_done(token, replay))
+    def _place(self, message: np.ndarray) -> int | None:
+        """Return where neighbours find a message; one that is empty is anywhere."""
+        return self._page.place(message) if self._page is not None and len(message) else None if len(message) else 0
 
-    def completed_intake(self) -> list[int]:
-        """Return the tokens of received batches."""
-        done, self._completed = self._completed, []
-        return done
+    def send_control(self, dest: int, message: dict, token: int = 0, urgent: bool = True) -> None:
+        """Send JSON on a communicator of its own."""
+        text = encode(message)
+        self._issend(dest, CONTROL, _CONTROL if urgent else _QUIET, text, Kind.CONTROL, token)
 
-    def progress(self) -> None:
-        """Also relay weights, and take the answer to an open weight request while the run ends."""
-        if self._relay is not None:
-            self._relay.progress()
-        if self.stopping:
-            self.poll_weights()
-        super().progress()
+    def completed(self) -> list[Sent]:
+        """Return the sends that have been taken, or whose receiver was lost."""
+        completed, self._completed = self._completed, []
+        return completed
 
-    def _take(self, arrived: Arrived) -> None:
-        if self._relay is not None and self._relay.take(arrived):
+    def open_sends(self) -> list[tuple[int, Kind]]:
+        """Return what has not been taken, and what is being received only to be dropped: its sender waits for that."""
+        posted = [(peer.rank, Kind(kind)) for peer in self.neighbours.values() for kind, _ in peer.open]
+        dropped = [] if self.discards.is_empty else [(self.rank, Kind.CONTROL)]
+        return [(dest, kind) for _, dest, kind, _, _ in self._sends] + posted + dropped
+
+    def _issend(self, dest: int, channel: int, tag: int, message: np.ndarray, kind: Kind, token: int) -> None:
+        comm, number = self.comms.to(dest, channel)
+        request = None
+        if not self.comms.is_gone(dest):
+            request = self.comms.guarded(comm.Issend, [message, MPI.BYTE], number, tag)
+        if request is None:
+            self._complete(dest, kind, token)
             return
-        asked = self._weights_into is not None and self._weights is None and self._relay is None and self._weights_from not in self.peers
-        if asked and (arrived.source, arrived.tag) == (LEARNER_RANK, WEIGHTS) and arrived.nbytes == len(self._weights_into):
-            self._weights = arrived.into(self._weights_into)
-        elif asked and (arrived.source, arrived.tag, arrived.nbytes) == (LEARNER_RANK, WEIGHTS, len(REFUSAL)) and self.stopping:
-            arrived.take()
-            self._weights = False
-        else:
-            super()._take(arrived)
+        self._sends.append((request, dest, kind, token, message))
+        if (channel, tag) != (CONTROL, _QUIET) and dest in self.neighbours:
+            self.neighbours[dest].wake()
 
-    def _intake_done(self, token: int, replay: int) -> None:
-        self._credits.give_back(replay)
-        self._completed.append(token)
+    def _complete(self, dest: int, kind: int, token: int) -> None:
+        if token:
+            self._completed.append(Sent(dest, Kind(kind), token))
 
-    def _find_relay(self) -> None:
-        """Of the actors on a host without the learner, the first asks it for all. (The learner knows what it gave the evaluator.)"""
-        here = [rank for rank in self.topology.actor_ranks if rank in self.peers or rank == self.rank]
-        if self.role != ACTOR or LEARNER_RANK in self.peers or len(here) == 1 or self.ways.tolerant:
-            return  # where an actor may be lost, none depends on another
-        if here[0] == self.rank:
-            self._relay = Relay(self, here[1:])
-        else:
-            self._weights_from = here[0]
+    def _reap_sends(self) -> None:
+        for peer in self._lenders:
+            if peer.open:
+                for kind, token in peer.reap():
+                    self._complete(peer.rank, kind, token)
+        if self._sends:
+            still_open = []
+            for entry in self._sends:
+                if self.comms.guarded(entry[0].Test):
+                    self._complete(*entry[1:4])
+                else:
+                    still_open.append(entry)
+            self._sends = still_open
 
-    def _is_receiving(self) -> bool:
-        own = self._weights is not None and self._weights is not False
-        return own or (self._relay is not None and self._relay.is_receiving())
+    # --- receiving ---
 
-    def _open_receives(self) -> list[str]:
-        relayed = [] if self._relay is None else self._relay.open()
-        return relayed if self._weights_into is None else [f"weights from {self.topology.name(self._weights_from)}", *relayed]
+    def receive(self, kinds: Collection[Kind]) -> Received | None:
+        """Return the next message: what is posted first, but for two looks of ``_TURNS``."""
+        self._turn = (self._turn + 1) % _TURNS
+        first = {0: MESSAGES, 1: HELD}.get(self._turn)
+        if first is not None and (message := self._matched(first, kinds)) is not None:
+            return message
+        message = self._posted(kinds)
+        for channel in (MESSAGES, HELD):
+            if message is None and channel != first:
+                message = self._matched(channel, kinds)
+        return message
 
-
-class MpiReplayPort(MpiPort):
-    """Replay rank (see ``apex.ports.ReplayPort``)."""
-
-    def __init__(self, meeting: Meeting, topology: Topology, limits: Limits, met, ranks_here: int):
-        super().__init__(meeting, topology, limits, met, ranks_here)
-        self._replacements: Replacements | None = None
-        self._free_samples = self._make_samples()
-        lent, learner, intake = self._poll_lent, self._poll_learner, self._poll_intake
-        self._orders = [(learner, lent, intake), (intake, lent, learner), *[(lent, learner, intake)] * (_TURNS - 2)]
-        self._turn = 0
-        self._actor_of = {rank: actor for actor, rank in enumerate(topology.actor_ranks)}
-        self._lenders: deque[Peer] = deque()
-        self._find_lenders()
-        self._priorities = aligned_bytes(limits.priority_nbytes)
-        self._from_learner: MPI.Request | SampleRequestEvent | None = None  # heard, and not handed out; a request is for priorities
-        self._asked = 0  # sample requests that have not been answered
-        self._arriving: tuple[MPI.Request, int, int] | None = None
-
-    def _make_samples(self) -> list[np.ndarray]:
-        """Return the buffers of sample batches. The learner reads them in place on this host, one more than are on their way."""
-        nbytes, count = self.limits.sample_nbytes, self.limits.prefetch
-        if LEARNER_RANK not in self.peers:
-            return [aligned_bytes(nbytes) for _ in range(count)]
-        stride = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        return list(self._desk.make_outbox((count + 1) * stride).reshape(count + 1, stride)[:, :nbytes])
-
-    def tolerate(self, replacements: Replacements, processes: list) -> None:
-        """Survive the loss of acting ranks, and help to replace them."""
-        self._replacements = replacements
-
-    def progress(self) -> None:
-        """Also meet a process that takes a lost one's place, and help to start the next."""
-        if self._replacements is not None:
-            self._replace(self._replacements)
-        super().progress()
-
-    def poll(self, landing: np.ndarray | None):
-        """Return a message of the learner or intake received straight into ``landing``, by turns where there are both.
-
-        To look for what is lent costs next to nothing, to ask MPI as much as a small copy; so MPI is asked first in
-        only two polls of ``_TURNS``.
-        """
-        self._turn = (self._turn + 1) % len(self._orders)
-        for look in self._orders[self._turn]:
-            event = look(landing)
-            if event is not None:
-                return event
-        return None
-
-    def sample_buffer(self) -> np.ndarray | None:
-        """Take a buffer whose last batch the learner has received; ``send_sample`` is to follow."""
-        return self._free_samples.pop() if self._free_samples else None
-
-    def send_sample(self, buffer: np.ndarray) -> None:
-        """Send the filled buffer."""
-        self._asked -= 1
-        self._send_or_lend(buffer, LEARNER_RANK, SAMPLE, "sample batch", lambda: self._free_samples.append(buffer))
-
-    def refuse_sample(self) -> None:
-        """Send the answer that there is none."""
-        self._asked -= 1
-        self._refuse(LEARNER_RANK, SAMPLE, "refusal of a sample")
-
-    @property
-    def quiet(self) -> bool:
-        """Whether no batch is arriving and no message of the learner waits."""
-        return self._arriving is None and self._from_learner is None
-
-    def _poll_learner(self, landing: np.ndarray | None) -> PriorityEvent | SampleRequestEvent | None:
-        if self._from_learner is None:
-            super()._hear()
-        heard = self._from_learner
-        if heard is None or isinstance(heard, SampleRequestEvent):
-            self._from_learner = None
-            return heard
-        if not self.ways.tried(heard.Test):
-            return None
-        self._from_learner = None
-        return PriorityEvent(self._priorities)
-
-    def _hear(self) -> bool:
-        """Hear the word to stop, before all else; the rest in ``poll``: the priorities handed out last are valid until then."""
-        arrived = None if self.stopping else self.ways.probe(MESSAGES, LEARNER_RANK, STOP)
-        if arrived is not None:
-            self._take(arrived)
-        return arrived is not None
-
-    def _take(self, arrived: Arrived) -> None:
-        what = (arrived.source, arrived.tag, arrived.nbytes)
-        if what == (LEARNER_RANK, SAMPLE_REQUEST, 0) and self._asked < self.limits.prefetch:
-            arrived.take()
-            self._asked += 1
-            self._from_learner = SampleRequestEvent()
-        elif what == (LEARNER_RANK, REPLACE, 0) and self._replacements is not None:
-            arrived.take()
-            self._replacements.ask({})  # the learner may be ready for the next when this rank is not yet
-        elif what == (LEARNER_RANK, PRIORITY, self.limits.priority_nbytes):
-            # Large enough to need the learner's help on its way: a blocking receive would wait for a training step.
-            self._from_learner = arrived.into(self._priorities)
-        else:
-            super()._take(arrived)
-
-    def _poll_lent(self, landing: np.ndarray | None) -> IntakeEvent | None:
-        """Copy a batch from an actor's memory on this host to where it will live."""
-        if landing is None or self._arriving is not None:  # while a message is arriving there nothing else may go there
-            return None
+    def _posted(self, kinds: Collection[Kind]) -> Received | None:
         for _ in range(len(self._lenders)):
             peer = self._lenders[0]
             self._lenders.rotate(-1)
-            if peer.has_sent():
-                message = borrow(peer, lambda nbytes: nbytes <= len(landing), self.refusals)
-                if message is REFUSED:
-                    return None
-                landing[: len(message)] = message
-                peer.give_back()
-                return IntakeEvent(len(message), self._actor_of[peer.rank])
+            if peer.has_posted() and (peer.next_kind() in kinds or (peer.rank, peer.next_kind()) not in self.allowed):
+                return self._peeked(peer)
         return None
 
-    def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
-        if self._arriving is None and landing is not None:
-            arrived = self.ways.probe(INTAKES)
-            if arrived is not None and not (arrived.tag == INTAKE and arrived.source in self._actor_of and arrived.nbytes <= len(landing)):
-                return self._drop(arrived)
-            if arrived is not None:
-                self._arriving = arrived.into(landing), arrived.nbytes, arrived.source
-        if self._arriving is None:
+    def _peeked(self, peer: SharedPeer) -> Received | None:
+        try:
+            kind, payload = peer.peek()
+        except (ValueError, OverflowError, OSError) as error:
+            self.refusals.add(f"what rank {peer.rank} posts: {error}")
+            peer.release()
             return None
-        request, nbytes, source = self._arriving
-        has_arrived = self.ways.tried(request.Test)
-        if has_arrived is False:
+        if not self._is_allowed(peer.rank, kind, len(payload)):
+            self.refusals.add(f"{len(payload)} bytes posted by rank {peer.rank} (kind {kind})")
+            peer.release()
             return None
-        self._arriving = None
-        return IntakeEvent(nbytes, self._actor_of[source]) if has_arrived else None  # its sender was lost on the way
+        return _Posted(peer, Kind(kind), payload, self.refusals)
 
-    def _replace(self, replacements: Replacements) -> None:
-        """Meet who has joined, and only then begin what the learner has begun."""
-        if self.stopping:
-            replacements.hurry()
-        outcome = replacements.ended()
+    def _matched(self, channel: int, kinds: Collection[Kind]) -> Received | None:
+        """Match a message of a channel, all of whose kinds are asked for together; drop it where it is not allowed."""
+        held = Kind.INTAKE in kinds
+        if not (held if channel == HELD else len(kinds) > held):
+            return None
+        matched = self._probe(channel)
+        if matched is None:
+            return None
+        is_held = matched.tag in KINDS and KINDS[Kind(matched.tag)].is_held
+        if is_held != (channel == HELD) or not self._is_allowed(matched.source, matched.tag, matched.nbytes):
+            self._drop(matched)
+            return None
+        return _Matched(self, matched, Kind(matched.tag))
+
+    def poll_control(self) -> tuple[int, dict] | None:
+        """Ask MPI every ``_LOOKS_EVERY_S``, and on while there are messages."""
+        now = time.monotonic()
+        if now < self._control_at:
+            return None
+        while (matched := self._probe(CONTROL)) is not None:
+            if matched.tag == _SPAWN and matched.source == LEARNER_RANK and self._spawner is not None and not matched.nbytes:
+                matched.payload()
+                self._spawner.ask({})  # the learner may be ready for the next when this rank is not yet
+                continue
+            if matched.tag not in (_CONTROL, _QUIET) or matched.nbytes > CONTROL_NBYTES:
+                self._drop(matched)
+                continue
+            message = self._parsed(matched)
+            if message is not None:
+                return matched.source, message
+        self._control_at = now + _LOOKS_EVERY_S
+        return None
+
+    def _parsed(self, matched: MatchedMessage) -> dict | None:
+        message = decode(matched.payload())
+        if message is None:
+            self.refusals.add(f"a control message of rank {matched.source} that is no JSON object")
+        return message
+
+    def _probe(self, channel: int) -> MatchedMessage | None:
+        """Match a message; its sender may wait for that. What is quiet is for nobody who waits. Of a lost rank nothing counts."""
+        matched = self.comms.probe(channel)
+        if matched is None:
+            return None
+        if self.comms.is_gone(matched.source):  # a late report would be ahead of the counts with which a new process begins
+            self.discards.add(matched)
+            return None
+        if (channel, matched.tag) != (CONTROL, _QUIET):
+            self._traffic += 1
+            if matched.source in self.neighbours:
+                self.neighbours[matched.source].wake()
+        return matched
+
+    def _is_allowed(self, source: int, kind: int, nbytes: int) -> bool:
+        least, most = self.allowed.get((source, kind), (1, 0))
+        return least <= nbytes <= most
+
+    def _drop(self, matched: MatchedMessage) -> None:
+        why = f"a message of rank {matched.source} that is not asked for or malformed (tag {matched.tag}, {matched.nbytes} bytes)"
+        self.refusals.add(why)
+        self.discards.add(matched)
+
+    def take_buffer(self, nbytes: int) -> np.ndarray:
+        """Return a buffer to receive into."""
+        free = self.free_buffers.get(nbytes)
+        return free.pop() if free else aligned_bytes(nbytes)
+
+    # --- what moves, and who is here ---
+
+    def progress(self) -> None:
+        """Notice losses, complete sends, and meet who joins."""
+        for rank in self.comms.failed():
+            self._lose(rank, "its process has ended")
+        self._reap_sends()
+        self.discards.reap()
+        self._sweep()
+        if self._spawner is not None:
+            self._spawn(self._spawner)
+
+    def changes(self) -> list[Change]:
+        """Return losses and replacements."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def replace(self, rank: int, handover: dict | None) -> None:
+        """Have a process started, as soon as none is being started, that is told ``handover``."""
+        if handover is not None and self._spawner is not None:
+            wire = {"rank": rank, "size": self.size, "entries": self._entries, "ranks_on_host": self.ranks_on_host}
+            self._spawner.ask(handover | wire)
+
+    def survive(self, spawner: Spawner, core: list[int]) -> None:
+        """Survive the loss of a rank that is not of the core, and help to replace it."""
+        self._spawner, self._core = spawner, core if self.rank == LEARNER_RANK else []
+
+    def begin_end(self) -> None:
+        """Start nobody any more."""
+        self._ends = True
+
+    def pending(self) -> list[str]:
+        """Name a process that is being started."""
+        return ["a new process to join"] if self._spawner is not None and self._spawner.busy else []
+
+    def waking(self) -> Waking:
+        """Neighbours ring; ranks of other hosts cannot."""
+        bell = None if self._page is None else self._page.bell
+        return Waking(bell=bell, traffic=lambda: self._traffic, moving=self._is_moving)
+
+    def close(self) -> None:
+        """MPI frees what it holds when it ends."""
+
+    def _is_moving(self) -> bool:
+        """Whether a message is on its way that only polls carry on; what ranks of this host are sent is small, or posted."""
+        return bool(self.receiving) or any(entry[1] not in self.neighbours for entry in self._sends)
+
+    def _sweep(self) -> None:
+        """Drop what is held for a rank that takes nothing of the kind; MPI is asked every ``_LOOKS_EVERY_S``."""
+        now = time.monotonic()
+        if now < self._sweeps_at:
+            return
+        self._sweeps_at = now + _LOOKS_EVERY_S
+        if not any(KINDS[Kind(kind)].is_held for _, kind in self.allowed) and (matched := self._probe(HELD)) is not None:
+            self._drop(matched)
+
+    def _lose(self, rank: int, why: str) -> None:
+        """Go on without a rank: all that it was sent counts as taken."""
+        self.comms.leave(rank)
+        peer = self.neighbours.pop(rank, None)
+        for kind, token in peer.open if peer is not None else ():
+            self._complete(rank, kind, token)
+        for entry in self._sends:
+            if entry[1] == rank:
+                self._complete(*entry[1:4])
+        self._sends = [entry for entry in self._sends if entry[1] != rank]
+        self._lenders = deque(self.neighbours.values())
+        self._changes.append(Change(rank, LOST, why))
+
+    def _spawn(self, spawner: Spawner) -> None:
+        """Meet who has joined, and only then begin what is to be started next."""
+        if self._ends:
+            spawner.hurry()
+        outcome = spawner.ended()
         if isinstance(outcome, Newcomer):
-            if not self.ways.is_gone(outcome.rank):  # the learner has seen the loss, this rank has not
-                self._lose(outcome.rank)
-            self.ways.join(outcome.rank, outcome.comms)
-            if outcome.peer is not None:
-                self.peers[outcome.rank] = outcome.peer
-            self._find_lenders()
-        asked = replacements.next()
-        if asked is not None:
-            replacements.begin(asked)
+            self._greet(outcome)
+        elif outcome is not None:
+            self._tell(self._starting, LOST if spawner.has_started else NOT_REPLACED, outcome)
+        if self.rank == LEARNER_RANK and (self._ends or spawner.broken is not None):
+            for handover in spawner.waiting():
+                self._tell(handover["rank"], NOT_REPLACED, spawner.broken or "the run ends")
+        told = spawner.next()
+        if told is not None:
+            self._starting = told.get("rank", -1)
+            for rank in self._core:
+                self._issend(rank, CONTROL, _SPAWN, np.zeros(0, np.uint8), Kind.CONTROL, 0)
+            spawner.begin(told)
 
-    def _find_lenders(self) -> None:
-        self._lenders = deque(self.peers[rank] for rank in self.topology.actor_ranks if rank in self.peers)
+    def _greet(self, newcomer: Newcomer) -> None:
+        rank = newcomer.rank
+        if not self.comms.is_gone(rank):  # the learner has seen the loss, this rank has not
+            self._lose(rank, "its process has ended")
+        self.comms.join(rank, newcomer.comms)
+        self.processes[rank] = newcomer.process
+        if newcomer.peer is not None:
+            self.neighbours[rank] = newcomer.peer
+            self._lenders = deque(self.neighbours.values())
+        self._changes.append(Change(rank, REPLACED, ""))
 
-    def _lose(self, rank: int) -> None:
-        super()._lose(rank)
-        self._find_lenders()
-
-    def _is_receiving(self) -> bool:
-        return self._arriving is not None or isinstance(self._from_learner, MPI.Request)
-
-    def _open_receives(self) -> list[str]:
-        """Name what has been taken but not yet handed out (its sender may already be done with it), and who is still to join."""
-        arriving = [] if self._arriving is None else [f"an intake batch from {self.topology.name(self._arriving[2])}"]
-        if self._from_learner is not None:
-            arriving.append(f"a message of {self.topology.name(LEARNER_RANK)} to be handled")
-        return arriving + ["a new process to join"] * (self._replacements is not None and self._replacements.busy)
+    def _tell(self, rank: int, what: str, why: str) -> None:
+        """Only the rank that has asked for a process tells that there is none."""
+        if rank >= 0:
+            self._changes.append(Change(rank, what, why))

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from apex.config import ConfigError
 from apex.topology import LEARNER_RANK
-from apex.transport.mpi_ways import can_tolerate
+from apex.transport.mpi_comm import can_survive
 
 _MPICH = "/dev/shm/mpich_shm_"
 
@@ -83,7 +83,7 @@ def first_from_each_host(comm: MPI.Comm, make):
 
 def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
-    if not can_tolerate():
+    if not can_survive():
         needed = "Open MPI 5 under `mpirun --with-ft ulfm`, with MPI_THREAD_MULTIPLE"
         raise ConfigError(f"run.tolerate = 'actors' over mpi needs {needed}; start it so, or take --transport zmq")
 

@@ -1,223 +1,333 @@
-"""The roles over ZeroMQ: the same messages and the same limits in flight as over MPI.
+"""The wire over ZeroMQ: the same messages and the same limits in flight as over MPI.
 
-The learner binds a ROUTER for all other ranks, each replay rank one for the actors; they connect a
-DEALER each (see ``zmq_link``). A message on a socket is read as soon as its rank looks, with one
-exception: intake, which a replay rank leaves where it is until it has a place for it. Intake batches
-and reports are acknowledged once they are taken, samples and weights are only sent when asked for, so
-that nothing piles up in front of a rank that is slow, asleep or stopped.
+The learner binds a ROUTER for all other ranks, each replay rank one for the actors; they connect a DEALER each (see
+``zmq_link``). A message is read as soon as its rank looks, one at a time on each socket: where that one is of a kind
+that nobody asks for now, as intake for which there is no place, the socket waits. What is acknowledged (see ``wire``)
+is answered once it is taken; samples and weights are only sent when asked for, so nothing piles up in front of a rank
+that is slow, asleep or stopped.
 
-The end is exact because messages between two ranks keep their order. A rank whose sends are taken and
-whose questions are answered tells the learner that it has ``FINISHED``, after all else that it sent; once
-all ranks have and all samples are in, the learner tells them that the run is ``DONE``, after all else
-that it sent.
+Messages between two ranks keep their order, whatever they are, so who is told that a rank has finished has all of its
+messages.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+import socket
+import time
+from collections.abc import Collection
 
 import numpy as np
+import zmq
 
-from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
+from apex.ports import LOST, REPLACED, Change, Waking
 from apex.schema import Limits, aligned_bytes
-from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.credits import IntakeCredits
-from apex.transport.zmq_learner import ZmqLearnerPort
-from apex.transport.zmq_link import Message
-from apex.transport.zmq_port import (
-    HELLO,
-    INTAKE,
-    INTAKE_TAKEN,
-    NO_SAMPLE,
-    NO_WEIGHTS,
-    PRIORITY,
-    SAMPLE,
-    SAMPLE_REQUEST,
-    WEIGHT_REQUEST,
-    WEIGHTS,
-    WELCOME,
-    ZmqMemberPort,
-    ZmqPort,
-)
+from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.transport.process import own_process
+from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode
+from apex.transport.zmq_link import Hub, Link, Message, wait
 from apex.transport.zmq_world import World
 
+_HELLO, _WELCOME, _TAKEN = 101, 102, 103  # kinds of the wire's own
+_LOOKS_FOR_CUTS_EVERY_S = 0.25
+_CONTROL = frozenset([Kind.CONTROL])
 
-def make_port(world: World, topology: Topology, limits: Limits, command: list[str] | None = None) -> ZmqPort:
-    """Return this rank's port. Collective over ``world``, which must have ``topology.size`` ranks.
+
+def make_wire(world: World, topology: Topology, limits: Limits, command: list[str] | None = None) -> ZmqWire:
+    """Return this rank's wire. Collective over ``world``, which must have ``topology.size`` ranks.
 
     With ``command``, of which only that it is there matters, the loss of an acting rank is survived: ``launch.spawn``
     starts a process in its place.
     """
-    kinds = {LEARNER: ZmqLearnerPort, REPLAY: ZmqReplayPort, EVALUATOR: ZmqActorPort, ACTOR: ZmqActorPort}
-    port = kinds[topology.role(world.rank)[0]](world, topology, limits)
-    if command is not None:
-        port.tolerate(world)
-    return port
+    role = topology.role(world.rank)[0]
+    may_lose = range(topology.evaluator_rank, topology.size) if command is not None else ()
+    callers = {LEARNER: range(1, topology.size), REPLAY: topology.actor_ranks}.get(role, ())
+    largest = {LEARNER: limits.sample_nbytes, REPLAY: limits.intake_nbytes}.get(role)
+    return ZmqWire(world, list(callers), largest, _called(topology, world.rank), frozenset(may_lose))
 
 
-def meet(joining: World, topology: Topology) -> World:
-    """Return what :func:`join` needs of a process that takes the place of an acting rank that was lost."""
+def connect(joining: World) -> World:
+    """Return what :func:`join_wire` needs of a process that takes the place of a rank that was lost."""
     return joining
 
 
-def join(met: World, topology: Topology, limits: Limits) -> ZmqPort:
-    """Return the port of that process."""
-    return ZmqActorPort(met, topology, limits)
+def join_wire(connected: World, topology: Topology) -> ZmqWire:
+    """Return the wire of that process."""
+    return ZmqWire(connected, [], None, _called(topology, connected.rank), frozenset([connected.rank]))
 
 
-class ZmqActorPort(ZmqMemberPort):
-    """Actor and evaluator (see ``apex.ports.ActorPort``)."""
+def _called(topology: Topology, rank: int) -> list[int]:
+    role = topology.role(rank)[0]
+    return [] if role == LEARNER else [LEARNER_RANK, *(topology.replay_ranks_range if role == ACTOR else [])]
 
-    def __init__(self, world: World, topology: Topology, limits: Limits):
-        super().__init__(world, topology, limits)
-        self._into: np.ndarray | None = None  # where the weights asked for are to go
-        self._arrived = False
-        self._replays = [self._links[rank] for rank in self._called()[1:]]
-        self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
-        self._in_flight: list[deque[int]] = [deque() for _ in self._replays]  # tokens, oldest first
-        self._completed: list[int] = []
 
-    def progress(self) -> None:
-        """Also hear which batches have been taken."""
-        for replay, link in enumerate(self._replays):
-            while (message := link.receive()) is not None:
-                self._intake_taken(replay, message)
-        super().progress()
+class _Framed(Received):
+    """A message whose payload is here."""
 
-    def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
-        """Ask, and note where they are to go."""
-        if self._into is None and not self.stopping:
-            self._into = into
-            self._learner.send(WEIGHT_REQUEST, min_learner_steps)
+    def __init__(self, wire: ZmqWire, message: Message, payload: np.ndarray):
+        super().__init__(message.rank, Kind(message.kind), len(payload))
+        self._wire, self._number, self._payload = wire, message.arg, payload
 
-    def poll_weights(self) -> bool:
-        """Whether the publish has arrived."""
-        if not self._arrived:
-            return False
-        self._arrived, self._into = False, None
-        return True
+    def into(self, buffer: np.ndarray) -> None:
+        """Copy."""
+        buffer[: self.nbytes] = self._payload
+        self.release()
 
-    def intake_memory(self, rows: int, nbytes: int) -> np.ndarray:
+    def view(self) -> np.ndarray:
+        """Return the frame's memory."""
+        return self._payload
+
+    def release(self) -> None:
+        """Tell the sender, where it waits for that."""
+        if KINDS[self.kind].is_acknowledged:
+            self._wire.acknowledge(self.source, self._number)
+
+    def reject(self, why: str) -> None:
+        """Drop and count."""
+        self._wire.refusals.add(why)
+
+
+class ZmqWire:
+    """The wire of one rank (see :class:`apex.transport.wire.Wire`)."""
+
+    neighbours: Collection[int] = ()
+
+    def __init__(self, world: World, callers: list[int], largest: int | None, called: list[int], may_lose: frozenset[int]):
+        self.rank, self.size, self.handover = world.rank, world.size, world.handover
+        self.survives, self._may_lose, self._world = bool(may_lose), may_lose, world
+        self.refusals = world.refusals
+        self.allowed: Allowed = {}
+        self._hub = world.hub(callers, largest) if callers else None
+        self._endpoints, self.processes, self.ranks_on_host = self._meet_all()
+        self._links = {rank: world.link(self._endpoints[rank], rank) for rank in called}
+        self._boxes: list[Hub | Link] = [*self._links.values(), *([self._hub] if self._hub else [])]
+        self._heads: dict[Hub | Link, tuple[Message, np.ndarray]] = {}
+        self._turn = 0
+        self._numbers = itertools.count(1)
+        self._unacknowledged: dict[tuple[int, int], Sent] = {}
+        self._leaving: list[tuple[zmq.MessageTracker, Sent]] = []  # (what tells when its buffer is free, the message)
+        self._completed: list[Sent] = []
+        self._changes: list[Change] = []
+        self._joining: set[int] = set()  # ranks whose new process has still to greet
+        self._looks_for_cuts_at, self._ends = 0.0, False
+        self._greet_all(callers)
+        if self._hub is not None:
+            self._hub.may_lose = may_lose
+
+    # --- sending ---
+
+    def allocate(self, rows: int, nbytes: int) -> np.ndarray:
         """Return plain memory: large messages leave from wherever they are."""
         return aligned_bytes(rows, nbytes)
 
-    def can_send_intake(self) -> bool:
-        """Whether fewer than ``actor.in_flight`` batches are on the wire to some replay rank."""
-        return self._credits.free()
-
-    def send_intake(self, token: int, message: np.ndarray) -> None:
-        """Send to the next replay rank that has a free credit."""
-        replay = self._credits.take()
-        self._in_flight[replay].append(token)
-        self._replays[replay].send(INTAKE, token, message)
-
-    def completed_intake(self) -> list[int]:
-        """Return the tokens of received batches."""
-        done, self._completed = self._completed, []
-        return done
-
-    def _called(self) -> list[int]:
-        return [LEARNER_RANK, *(self.topology.replay_ranks_range if self.role == ACTOR else [])]
-
-    def _intake_taken(self, replay: int, message: Message) -> None:
-        in_flight = self._in_flight[replay]
-        if message.kind != INTAKE_TAKEN or message.has_payload or not in_flight or message.arg != in_flight[0]:
-            self._replays[replay].refuse()
+    def send(self, dest: int, kind: Kind, message: np.ndarray, token: int = 0) -> None:
+        """Send; a large message is not copied before it has left."""
+        sent, payload = Sent(dest, kind, token), message if len(message) else None
+        if KINDS[kind].is_acknowledged:
+            self._send(dest, kind, self._expect(sent), payload)
             return
-        self._credits.give_back(replay)
-        self._completed.append(in_flight.popleft())
+        tracker = self._send(dest, kind, 0, payload, track=bool(token))
+        if tracker is not None:
+            self._leaving.append((tracker, sent))
+        elif token:
+            self._completed.append(sent)
 
-    def _hear(self, message: Message) -> None:
-        asked = self._into is not None and not self._arrived
-        if message.kind == WEIGHTS and message.has_payload and asked:
-            nbytes = self._learner.take_into(self._into)
-            if nbytes == len(self._into):
-                self._arrived = True
-            elif nbytes is not None:
-                self.refuse(f"weights of {nbytes} bytes where {len(self._into)} are expected")
-        elif message.kind == NO_WEIGHTS and not message.has_payload and asked and self.stopping:
-            self._into = None  # the run is ending
-        else:
-            super()._hear(message)
+    def send_control(self, dest: int, message: dict, token: int = 0, urgent: bool = True) -> None:
+        """Send JSON; every message ends a wait, urgent or not."""
+        number = self._expect(Sent(dest, Kind.CONTROL, token)) if token else 0
+        self._send(dest, Kind.CONTROL, number, encode(message))
 
-    def _open(self) -> list[str]:
-        weights = [f"weights from {self.topology.name(LEARNER_RANK)}"] if self._into is not None and not self._arrived else []
-        in_flight = sum(map(len, self._in_flight))
-        intake = [f"the replay ranks to take {in_flight} intake batches"] if in_flight else []
-        return super()._open() + weights + intake
+    def acknowledge(self, rank: int, number: int) -> None:
+        """Tell a rank that its message has been taken."""
+        self._send(rank, _TAKEN, number)
 
+    def completed(self) -> list[Sent]:
+        """Return the sends that have been acknowledged, or whose buffers are free."""
+        completed, self._completed = self._completed, []
+        return completed
 
-class ZmqReplayPort(ZmqMemberPort):
-    """Replay rank (see ``apex.ports.ReplayPort``)."""
+    def open_sends(self) -> list[tuple[int, Kind]]:
+        """Return what has not been acknowledged."""
+        return [(sent.dest, sent.kind) for sent in self._unacknowledged.values()]
 
-    def __init__(self, world: World, topology: Topology, limits: Limits):
-        super().__init__(world, topology, limits)
-        self._free_samples = [aligned_bytes(limits.sample_nbytes) for _ in range(limits.prefetch)]
-        self._leaving: list[tuple[object, np.ndarray]] = []  # (what tells when it has left, sample buffer)
-        self._learners_turn = False
-        self._events: deque = deque()  # from the learner, no more than it may have in flight
-        self._asked = 0  # sample requests that have not been answered
+    def _send(self, dest: int, kind: int, number: int, payload: np.ndarray | None = None, track: bool = False) -> zmq.MessageTracker | None:
+        link = self._links.get(dest)
+        if link is not None:
+            return link.send(kind, number, payload, track)
+        assert self._hub is not None, "a rank sends to those that it has met"
+        return self._hub.send(dest, kind, number, payload, track)
 
-    def poll(self, landing: np.ndarray | None):
-        """Return a message of the learner or intake received straight into ``landing``, by turns where there are both."""
-        self._learners_turn = not self._learners_turn
-        if self._events and self._learners_turn:
-            return self._events.popleft()
-        event = self._poll_intake(landing)
-        return self._events.popleft() if event is None and self._events else event
+    def _expect(self, sent: Sent) -> int:
+        number = next(self._numbers)
+        self._unacknowledged[sent.dest, number] = sent
+        return number
 
-    def _poll_intake(self, landing: np.ndarray | None) -> IntakeEvent | None:
-        message = None if landing is None else self._hub.receive()
-        if message is None:
+    # --- receiving ---
+
+    def receive(self, kinds: Collection[Kind]) -> Received | None:
+        """Return the next message of one of these kinds; sockets take turns."""
+        found = self._next(kinds)
+        return None if found is None else _Framed(self, *found)
+
+    def poll_control(self) -> tuple[int, dict] | None:
+        """Return the next control message, and acknowledge it where that is asked for."""
+        while (found := self._next(_CONTROL)) is not None:
+            message, text = found
+            if message.arg:
+                self.acknowledge(message.rank, message.arg)
+            control = decode(text)
+            if control is not None:
+                return message.rank, control
+            self.refusals.add(f"a control message of rank {message.rank} that is no JSON object")
+        return None
+
+    def _next(self, kinds: Collection[Kind]) -> tuple[Message, np.ndarray] | None:
+        for _ in range(len(self._boxes)):
+            box = self._boxes[self._turn % len(self._boxes)]
+            self._turn += 1
+            head = self._head(box)
+            if head is not None and head[0].kind in kinds:
+                del self._heads[box]
+                return head
+        return None
+
+    def _head(self, box: Hub | Link) -> tuple[Message, np.ndarray] | None:
+        """Return the oldest message of a socket that is not for the wire itself."""
+        head = self._heads.get(box)
+        while head is None:
+            message = box.receive()
+            if message is None:
+                return None
+            if message.kind > Kind.CONTROL:
+                self._take_own(box, message)
+                continue
+            head = self._checked(box, message)
+        self._heads[box] = head
+        return head
+
+    def _checked(self, box: Hub | Link, message: Message) -> tuple[Message, np.ndarray] | None:
+        """Return a message with its payload, or None where it is not allowed, and is dropped."""
+        least, most = self.allowed.get((message.rank, message.kind), (1, 0))
+        if message.kind == Kind.CONTROL:
+            least, most = 1, CONTROL_NBYTES
+        payload = box.payload() if message.has_payload else np.zeros(0, np.uint8)
+        if payload is not None and not least <= len(payload) <= most:
+            self.refusals.add(f"a message of rank {message.rank} (kind {message.kind}, {len(payload)} bytes)")
             return None
-        if message.kind == HELLO and not message.has_payload and self._hub.may_lose:  # of a process that has taken a lost one's place
-            return self._hub.send(message.rank, WELCOME)
-        if message.kind != INTAKE or not message.has_payload:
-            return self._hub.refuse()
-        nbytes = self._hub.take_into(landing)
-        if nbytes is None:
-            return None
-        self._hub.send(message.rank, INTAKE_TAKEN, message.arg)
-        return IntakeEvent(nbytes, self.topology.role(message.rank)[1])
+        return None if payload is None else (message, payload)
 
-    def sample_buffer(self) -> np.ndarray | None:
-        """Take a buffer whose last batch has left; ``send_sample`` is to follow."""
-        self._free_samples += [buffer for tracker, buffer in self._leaving if tracker.done]
-        self._leaving = [entry for entry in self._leaving if not entry[0].done]
-        return self._free_samples.pop() if self._free_samples else None
-
-    def send_sample(self, buffer: np.ndarray) -> None:
-        """Send the filled buffer."""
-        self._asked -= 1
-        tracker = self._learner.send(SAMPLE, 0, buffer, track=True)
-        if tracker is None:
-            self._free_samples.append(buffer)
+    def _take_own(self, box: Hub | Link, message: Message) -> None:
+        """Take what ZeroMQ ranks say to each other that no role hears of."""
+        rank, is_plain = message.rank, not message.has_payload
+        if message.kind == _TAKEN and is_plain and (rank, message.arg) in self._unacknowledged:
+            self._completed.append(self._unacknowledged.pop((rank, message.arg)))
+        elif message.kind == _HELLO and is_plain and rank in (self._joining if self.rank == LEARNER_RANK else self._may_lose):
+            self._welcome(rank)
         else:
-            self._leaving.append((tracker, buffer))
+            box.refuse()
 
-    def refuse_sample(self) -> None:
-        """Send an empty answer."""
-        self._asked -= 1
-        self._learner.send(NO_SAMPLE)
+    # --- what moves, and who is here ---
 
-    @property
-    def quiet(self) -> bool:
-        """Whether no message of the learner waits."""
-        return not self._events
+    def progress(self) -> None:
+        """Read what is for the wire itself; notice broken connections and who wants to join."""
+        self._look_for_cuts()
+        broken = [rank for rank, link in self._links.items() if rank == LEARNER_RANK and link.is_lost()]
+        for box in self._boxes:
+            self._head(box)
+        if self._leaving:
+            self._completed += [sent for tracker, sent in self._leaving if tracker.done]
+            self._leaving = [entry for entry in self._leaving if not entry[0].done]
+        self._changes += [Change(rank, LOST, "the connection has broken") for rank in broken if self._links[rank] not in self._heads]
+        if self.survives and self.rank == LEARNER_RANK:
+            self._hear_joiners()
 
-    def _callers(self) -> tuple[list[int], int | None]:
-        return list(self.topology.actor_ranks), self.limits.intake_nbytes
+    def changes(self) -> list[Change]:
+        """Return losses and replacements."""
+        changes, self._changes = self._changes, []
+        return changes
 
-    def _hear(self, message: Message) -> None:
-        if message.kind == SAMPLE_REQUEST and not message.has_payload and self._asked < self.limits.prefetch:
-            self._asked += 1
-            self._events.append(SampleRequestEvent())
-        elif message.kind == PRIORITY and message.has_payload:
-            priorities = self._learner.take(self.limits.priority_nbytes)
-            if priorities is not None:
-                self._events.append(PriorityEvent(priorities))
+    def replace(self, rank: int, handover: dict | None) -> None:
+        """Tell the process that has come already."""
+        if handover is None:
+            self._joining.discard(rank)
         else:
-            super()._hear(message)
+            handover |= {"rank": rank, "endpoints": self._endpoints, "ranks_on_host": self.ranks_on_host}
+        self._world.answer(rank, handover)
 
-    def _open(self) -> list[str]:
-        return super()._open() + ["its own messages to be handled"] * bool(self._events)
+    def begin_end(self) -> None:
+        """Ranks leave by themselves from now on."""
+        self._ends = True
+
+    def pending(self) -> list[str]:
+        """Name the processes that have still to greet."""
+        return ["a new process to join"] * bool(self._joining)
+
+    def waking(self) -> Waking:
+        """Every message ends a wait."""
+        return Waking(wait=lambda seconds: wait(self._boxes, seconds))
+
+    def close(self) -> None:
+        """Close the sockets; what was sent last still leaves."""
+        for box in self._boxes:
+            box.close()
+
+    def _look_for_cuts(self) -> None:
+        """Count connections that were cut, now and then."""
+        now = time.monotonic()
+        if self._hub is not None and now >= self._looks_for_cuts_at and not self._ends:
+            self._looks_for_cuts_at = now + _LOOKS_FOR_CUTS_EVERY_S
+            self._hub.count_cuts()
+
+    def _hear_joiners(self) -> None:
+        while (joiner := self._world.joiner()) is not None:
+            rank, process = joiner
+            if rank not in self._may_lose:
+                self.refusals.add(f"a process in the place of rank {rank}, which cannot be lost")
+                continue
+            self.processes[rank] = process
+            self._joining.add(rank)
+            lost = [number for number in self._unacknowledged if number[0] == rank]
+            self._completed += [self._unacknowledged.pop(number) for number in lost]
+            self._changes.append(Change(rank, LOST, "its process has ended"))
+
+    def _welcome(self, rank: int) -> None:
+        """Greet a process that has taken a lost one's place."""
+        self._send(rank, _WELCOME, 0)
+        if rank in self._joining:
+            self._joining.discard(rank)
+            self._changes.append(Change(rank, REPLACED, ""))
+
+    # --- meeting ---
+
+    def _meet_all(self) -> tuple[list[str], list[list], int]:
+        """Return all ranks' endpoints and processes, and how many ranks are on this host. Collective, but for a process that joins."""
+        if self.handover is not None:
+            return self.handover["endpoints"], [], self.handover["ranks_on_host"]
+        endpoints = self._world.allgather(self._hub and self._hub.endpoint)
+        processes = self._world.allgather([socket.gethostname(), *own_process()])
+        return endpoints, processes, [host for host, *_ in processes].count(socket.gethostname())
+
+    def _greet_all(self, callers: list[int]) -> None:
+        """Greet whom this rank connects to; return when all have met, so that no message can come too early for its receiver."""
+        for link in self._links.values():
+            link.send(_HELLO)
+        missing: set[int | None] = set(callers)
+        while missing and self._hub is not None:
+            missing.discard(_greeting(self._hub, _HELLO))
+        for rank in callers:
+            self._send(rank, _WELCOME, 0)
+        for link in self._links.values():
+            while _greeting(link, _WELCOME) is None:
+                pass
+
+
+def _greeting(box: Hub | Link, kind: int) -> int | None:
+    """Wait for a message; return who sent it if it is a greeting."""
+    box.socket.poll()
+    message = box.receive()
+    if message is None:
+        return None
+    if message.kind == kind and not message.has_payload:
+        return message.rank
+    box.refuse()
+    return None

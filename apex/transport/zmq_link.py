@@ -50,18 +50,13 @@ class Message(NamedTuple):
 class _Mailbox:
     """Receiving and sending on one socket."""
 
-    def __init__(self, socket: zmq.Socket, owner: str, endpoint: str, token: bytes):
+    def __init__(self, socket: zmq.Socket, refusals: Refusals, endpoint: str, token: bytes):
         self.socket = socket
         if over_tcp(endpoint):
             encrypt(socket, token)
-        self.refusals = Refusals(owner)
+        self.refusals = refusals
         socket.linger = LINGER_MS
         socket.sndhwm, socket.rcvhwm = 0, _MOST_UNREAD
-
-    @property
-    def refused(self) -> int:
-        """Messages refused so far."""
-        return self.refusals.count
 
     def close(self) -> None:
         """Close; what has been sent still leaves, for as long as the linger time."""
@@ -78,20 +73,15 @@ class _Mailbox:
             self._drop() if self._is_late else self.refuse()
         return None
 
-    def take_into(self, buffer: np.ndarray) -> int | None:
-        """Receive the payload into the front of ``buffer``; return its length, or None where it is refused."""
-        nbytes = self.socket.recv_into(buffer)
-        return nbytes if self._is_last() and nbytes <= len(buffer) else self.refuse()
-
-    def take(self, nbytes: int) -> np.ndarray | None:
-        """Return the payload, which must have ``nbytes``, where it arrived if it is aligned there; None where it is refused."""
+    def payload(self) -> np.ndarray | None:
+        """Return the payload, uint8, where it arrived if it is aligned there; None where it is refused."""
         frame = self.socket.recv(copy=False)
-        if not self._is_last() or len(frame) != nbytes:
+        if not self._is_last():
             return self.refuse()
         message = np.frombuffer(frame.buffer, np.uint8)
-        if message.ctypes.data % _ALIGNED == 0:
+        if not len(message) or message.ctypes.data % _ALIGNED == 0:
             return message
-        copy = aligned_bytes(nbytes)
+        copy = aligned_bytes(len(message))
         copy[:] = message
         return copy
 
@@ -136,8 +126,8 @@ class _Mailbox:
 class Hub(_Mailbox):
     """Where peers connect to: binds, and knows them by name."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, peers, owner: str, largest_nbytes: int | None):
-        super().__init__(context.socket(zmq.ROUTER), owner, endpoint, token)
+    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, peers, refusals: Refusals, largest_nbytes: int | None):
+        super().__init__(context.socket(zmq.ROUTER), refusals, endpoint, token)
         self._token, self._life_of = token, dict.fromkeys(peers, 0)
         self.may_lose = frozenset()  # ranks to which nothing is sent, and that is no error, when they are gone
         self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
@@ -189,8 +179,8 @@ class Hub(_Mailbox):
 class Link(_Mailbox):
     """The way to a peer that binds."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, rank: int, peer: int, owner: str, life: int = 0):
-        super().__init__(context.socket(zmq.DEALER), owner, endpoint, token)
+    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, rank: int, peer: int, refusals: Refusals, life: int = 0):
+        super().__init__(context.socket(zmq.DEALER), refusals, endpoint, token)
         self._peer = peer
         self.socket.routing_id = name(token, rank, life)
         self.socket.reconnect_ivl = 10  # ms; the peer may bind a little later

@@ -26,6 +26,7 @@ import zmq
 
 from apex.config import ConfigError
 from apex.ports import PeerLost
+from apex.refusals import Refusals
 from apex.say import warn
 from apex.schema import EnvSpec
 from apex.topology import LEARNER_RANK, names_of
@@ -84,7 +85,7 @@ class _Patience:
 class World:
     """The ranks of a job. Calls that are collective are made by all ranks, in the same order."""
 
-    about: dict | None = None
+    handover: dict | None = None
     """What the learner told this process, where it takes a lost one's place."""
 
     def __init__(self, rank: int, size: int, endpoint: str, token: bytes, life: int = 0):
@@ -93,24 +94,19 @@ class World:
         self.context = zmq.Context()
         atexit.register(self.context.destroy, LINGER_MS)  # Python itself would not wait for what was sent last
         self.endpoint, self._numbers = endpoint, itertools.count()
-        meeting, owner = _meeting_point(endpoint), f"rank {rank}"
+        meeting, self.refusals = _meeting_point(endpoint), Refusals(f"rank {rank}")
         if rank == LEARNER_RANK:
-            self._box = Hub(self.context, meeting, token, range(1, size), owner, LARGEST_CONTROL_NBYTES)
+            self._box = Hub(self.context, meeting, token, range(1, size), self.refusals, LARGEST_CONTROL_NBYTES)
         else:
-            self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, owner, life)
+            self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, self.refusals, life)
 
-    @property
-    def refused(self) -> int:
-        """Messages refused here so far."""
-        return self._box.refused
-
-    def hub(self, peers, owner: str, largest_nbytes: int | None) -> Hub:
+    def hub(self, peers, largest_nbytes: int | None) -> Hub:
         """Return a new place for ``peers`` to connect to, on this rank."""
-        return Hub(self.context, self._new_endpoint(), self.token, peers, owner, largest_nbytes)
+        return Hub(self.context, self._new_endpoint(), self.token, peers, self.refusals, largest_nbytes)
 
-    def link(self, endpoint: str, peer: int, owner: str) -> Link:
+    def link(self, endpoint: str, peer: int) -> Link:
         """Return a connection to the place that ``peer`` has made."""
-        return Link(self.context, endpoint, self.token, self.rank, peer, owner, self.life)
+        return Link(self.context, endpoint, self.token, self.rank, peer, self.refusals, self.life)
 
     def meet(self, watchdog_s: float, meet_s: float) -> None:
         """Return once all ranks are there. Collective; the first of all.
@@ -205,7 +201,7 @@ class World:
             message = self._box.receive()
             value = _REFUSED if message is None else _read(self._box, message, _VALUE)
             if value is not _REFUSED:
-                self.about = value
+                self.handover = value
                 return value
         return None
 
@@ -219,10 +215,10 @@ class World:
             return self._box.refuse()
         return message.rank, value
 
-    def answer(self, rank: int, about: dict | None) -> None:
+    def answer(self, rank: int, handover: dict | None) -> None:
         """On the learner: tell a rank that has joined."""
         self._box.may_lose = frozenset([rank])
-        self._box.send(rank, _VALUE, 0, _encoded(about))
+        self._box.send(rank, _VALUE, 0, _encoded(handover))
 
     def _next(self) -> tuple[int, int, object] | None:
         """Return ``(rank, kind, value)`` of a message that has arrived, or None where it has been refused."""
@@ -264,12 +260,11 @@ def _read(box, message, *kinds: int) -> object:
     if message.kind not in kinds or not message.has_payload:
         box.refuse()
         return _REFUSED
-    buffer = bytearray(LARGEST_CONTROL_NBYTES)
-    nbytes = box.take_into(np.frombuffer(buffer, np.uint8))
-    if nbytes is None:
+    text = box.payload()
+    if text is None:
         return _REFUSED
     try:
-        return json.loads(buffer[:nbytes], object_hook=_decoded)
+        return json.loads(text.tobytes(), object_hook=_decoded)
     except (ValueError, TypeError, KeyError, RecursionError):  # not UTF-8, not JSON, or not of our values
         box.refuse()
         return _REFUSED

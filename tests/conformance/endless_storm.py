@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 from ledger import NEVER, REPORT, Scenario
-from storm_base import until
+from storm_base import until, used_publishes
 from stormers import stormer
 
 from apex.schema import Limits
-from apex.topology import ACTOR, LEARNER, REPLAY, Topology
+from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 
 SCENARIO = Scenario(0, NEVER, 0, 1, 1 << 18, 2 << 20, Limits(4 << 20, 96 << 10, 3, 3, 1 << 18), delay_s=0.0005)
 LONGEST_S = 900.0  # of a whole storm, on a machine where others compute
@@ -25,7 +25,7 @@ def play(port, topology: Topology, rank: int, folder: Path) -> None:
     """Play ``rank`` to the end."""
     storm = _EndlessStorm(port, topology, rank, folder)
     until(lambda: storm.role.finished, storm.step, port, topology.name(rank), LONGEST_S)
-    outcome = {"ledger": storm.role.close(), "refused": getattr(port, "refused", 0)}
+    outcome = {"ledger": storm.role.close(), "refused": port.refused}
     write(folder / f"rank-{rank}", pickle.dumps(outcome))
 
 
@@ -61,7 +61,7 @@ class _EndlessStorm:
             "sent": sum(map(len, ledger.sent.values())),
             "reports": sum(len(seals) for (kind, *_), seals in ledger.sent.items() if kind == REPORT),
             "published": len(ledger.published),
-            "publish buffers": len(getattr(self.port, "_publishes", ())),
+            "publish buffers": used_publishes(self.port) if self.port.rank == LEARNER_RANK else 0,
             "full": self._is_full(),
             "stopping": self.port.stopping,
         }

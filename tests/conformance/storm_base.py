@@ -14,6 +14,27 @@ from apex.topology import LEARNER_RANK, Topology
 from apex.transport.drive import Wait
 
 
+def mpi_port(comm, topology: Topology, limits, share: bool = True, command: list[str] | None = None):
+    """Return the port of this rank over MPI. Collective."""
+    from apex.transport import endpoints
+    from apex.transport.mpi import make_wire
+
+    return endpoints.make(make_wire(comm, topology, limits, share, command), topology, limits)
+
+
+def zmq_port(world, topology: Topology, limits, command: list[str] | None = None):
+    """Return the port of this rank over ZeroMQ. Collective."""
+    from apex.transport import endpoints
+    from apex.transport.zmq import make_wire
+
+    return endpoints.make(make_wire(world, topology, limits, command), topology, limits)
+
+
+def used_publishes(port) -> int:
+    """Return how many buffers of publishes a learner's port has ever used."""
+    return sum(bool(row[:16].any()) for row in port._weights._rows)
+
+
 def until(holds, step, port, name: str, longest_s: float) -> None:
     """Call ``step`` until ``holds()``; whoever waits too long says for what, and ends the job."""
     # As if cores were shared, which they mostly are.

@@ -147,8 +147,8 @@ class StormReplay(Stormer):
 
     def work(self) -> bool:
         """Take one event, sometimes refusing intake, and perhaps answer a request."""
-        took = self._take(self.landing if self.rng.random() < 0.7 else None)
-        return self._answer() or took
+        answered = self._answer()  # before: a request that is followed by the word to stop is open then
+        return self._take(self.landing if self.rng.random() < 0.7 else None) or answered
 
     def wind_down(self) -> bool:
         """Take what is left and refuse what is asked."""

@@ -8,15 +8,15 @@ from port_conformance import SCENARIOS, PortConformance, judge
 from stormers import stormer
 
 from apex.topology import Topology
-from apex.transport.local import LocalWorld
+from launch.local import make_ports
 
 _MOST_STEPS = 20_000
 
 
 def play(topology: Topology, scenario: Scenario, seed: int):
     """Play one round with all ranks in this process; return their ledgers."""
-    world = LocalWorld(topology, scenario.limits)
-    roles = [stormer(topology, rank, world.port(rank), scenario, seed) for rank in range(topology.size)]
+    ports = make_ports(topology, scenario.limits)
+    roles = [stormer(topology, rank, port, scenario, seed) for rank, port in enumerate(ports)]
     for _ in range(_MOST_STEPS):
         if all(role.finished for role in roles):
             return [role.close() for role in roles]

@@ -12,39 +12,33 @@ import traceback
 import numpy as np
 from mpi4py import MPI
 from port_conformance import SCENARIOS, judge_rounds
-from storm_base import until
+from storm_base import mpi_port, until
 from stormers import stormer
 
 from apex.metrics import REPORT_FIELDS
-from apex.ports import WORDS
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from apex.transport import mpi_port as tags
-from apex.transport.mpi import make_port
-from apex.transport.mpi_ways import ANNOUNCEMENTS, INTAKES, MESSAGES
+from apex.transport.mpi_comm import CONTROL, HELD, MESSAGES
+from apex.transport.wire import Kind
 
 TOPOLOGY, SCENARIO = Topology(4, 1), SCENARIOS["storm"]
 LIMITS = SCENARIO.limits
 MOST_OPEN = 8  # of one rank's garbage
 LONGEST_S = 120.0
-EXACT = [0, 1, 8, 8 * WORDS, LIMITS.sample_nbytes, LIMITS.priority_nbytes, SCENARIO.weight_nbytes, SCENARIO.intake_nbytes]
+EXACT = [0, 1, 8, 256, LIMITS.sample_nbytes, LIMITS.priority_nbytes, SCENARIO.weight_nbytes, SCENARIO.intake_nbytes]
 EXACT += [8 * len(names) for names in REPORT_FIELDS.values()]
 
 
 def is_good(channel: int, source: str, dest: str, tag: int, nbytes: int) -> bool:
     """Whether such a message, from role to role, might be taken for a good one, then or later."""
-    if channel == INTAKES:
-        return (source, dest, tag) == (ACTOR, REPLAY, tags.INTAKE) and nbytes <= SCENARIO.intake_nbytes
-    if channel == ANNOUNCEMENTS:
-        return source == LEARNER and dest != LEARNER and tag in (tags.ANNOUNCEMENT, tags.KILL) and nbytes == 8 * WORDS
+    if channel == HELD:
+        return (source, dest, tag) == (ACTOR, REPLAY, Kind.INTAKE) and nbytes <= SCENARIO.intake_nbytes
+    if channel == CONTROL:
+        return False  # noise is no JSON object
     to_learner = {
-        tags.WEIGHT_REQUEST: {8} if source in (EVALUATOR, ACTOR) else set(), tags.REPORT: {8 * len(REPORT_FIELDS[source])},
-        tags.ANSWER: {8 * WORDS}, tags.STOP_REQUEST: {0}, tags.FINISHED: {0},
-        tags.SAMPLE: {1, LIMITS.sample_nbytes} if source == REPLAY else set(),
-    }  # fmt: skip
-    from_learner = {
-        tags.STOP: {0}, tags.DONE: {0}, tags.SAMPLE_REQUEST: {0},
-        tags.PRIORITY: {LIMITS.priority_nbytes}, tags.WEIGHTS: {1, SCENARIO.weight_nbytes},
-    }  # fmt: skip
+        Kind.WEIGHT_REQUEST: {8} if source in (EVALUATOR, ACTOR) else set(),
+        Kind.SAMPLE: {0, LIMITS.sample_nbytes} if source == REPLAY else set(),
+    }
+    from_learner = {Kind.SAMPLE_REQUEST: {0}, Kind.PRIORITY: {LIMITS.priority_nbytes}, Kind.WEIGHTS: {0, SCENARIO.weight_nbytes}}
     table = to_learner if dest == LEARNER else from_learner if source == LEARNER else {}
     return nbytes in table.get(tag, ())
 
@@ -64,18 +58,18 @@ class Garbage:
         self.open = [request for request in self.open if not request.Test()]
         if not self.left or len(self.open) >= MOST_OPEN or self.port.stopping:
             return
-        channel = self.rng.choices([MESSAGES, INTAKES, ANNOUNCEMENTS], [8, 2, 1])[0]
+        channel = self.rng.choices([MESSAGES, HELD, CONTROL], [8, 2, 1])[0]
         dest = self.rng.choice([rank for rank in range(TOPOLOGY.size) if rank != self.rank])
         tag = self.rng.choice([*range(17), 77, 32_000])
-        if channel != ANNOUNCEMENTS and dest == TOPOLOGY.replay_ranks_range[0] and self.rng.random() < 0.5:
-            channel, tag = INTAKES, tags.INTAKE
+        if channel != CONTROL and dest == TOPOLOGY.replay_ranks_range[0] and self.rng.random() < 0.5:
+            channel, tag = HELD, int(Kind.INTAKE)
         nbytes = self._length()
         if is_good(channel, TOPOLOGY.role(self.rank)[0], TOPOLOGY.role(dest)[0], tag, nbytes):
             return
         start = self.rng.randrange(len(self.noise) - nbytes)
-        comm, number = self.port.ways.to(dest, channel)
+        comm, number = self.port.wire.comms.to(dest, channel)
         request = comm.Issend([self.noise[start : start + nbytes], MPI.BYTE], number, tag)
-        self.port._sends.append((request, "garbage", dest, None))  # the end of the run waits for it
+        self.port.wire._sends.append((request, dest, Kind.CONTROL, 0, self.noise))  # the end of the run waits for it
         self.open.append(request)
         self.thrown[dest] += 1
         self.left -= 1
@@ -91,7 +85,7 @@ class Garbage:
 
 def play(comm, share: bool, count: int) -> dict | None:
     """Play this rank's part of the storm, with garbage; return the outcome on the first rank."""
-    port = make_port(comm, TOPOLOGY, LIMITS, share)
+    port = mpi_port(comm, TOPOLOGY, LIMITS, share)
     role, garbage = stormer(TOPOLOGY, comm.rank, port, SCENARIO, 0), Garbage(port, comm.rank, count)
     wants_to_stop = port.request_stop
     port.request_stop = lambda: None if garbage.left and not port.stopping else wants_to_stop()

@@ -13,11 +13,11 @@ from mutations import EDGES, mutate, overwrite
 from apex.checkpoint import Part, complete, verify
 from apex.config import load
 from apex.metrics import REPORT_FIELDS
-from apex.ports import WORDS, Answer, Report, SampleRequestEvent
+from apex.ports import WORDS, SampleRequestEvent
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, aligned_bytes, limits, sample_layout
 from apex.topology import make
-from apex.transport.local import LocalWorld
+from launch.local import make_ports
 from learner.learner import Learner
 from learner.run_log import RunLog
 from replay_rank.service import ReplayService
@@ -40,14 +40,24 @@ class World:
         self.topology = make(self.config)
         self.folder = RunFolder(folder)
         self.folder.checkpoints.mkdir()
-        self.local = LocalWorld(self.topology, limits(self.config, SPEC))
-        self.ports = [self.local.port(rank) for rank in range(self.topology.size)]
+        self.ports = make_ports(self.topology, limits(self.config, SPEC))
         self.run_log = RunLog(self.config, self.topology, self.folder, "cartpole")
         self.learner = Learner(self.config, SPEC, self.ports[0], self.topology, self.run_log)
 
     @property
     def refused(self) -> int:
         return self.ports[0].refused
+
+    def progress(self) -> None:
+        """Let the messages of all ranks move."""
+        for port in self.ports[1:]:
+            port.progress()
+        self.ports[0].progress()
+
+    def answer(self, role: str, index: int, words: np.ndarray) -> None:
+        """Have a rank answer an announcement."""
+        self.ports[self.topology.rank(role, index)].answer(words)
+        self.ports[0].progress()
 
     def answer_request(self, message: bytes) -> None:
         """Have the replay rank answer a request, and the learner take it."""
@@ -138,7 +148,8 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
         values = struct.pack(f"<{len(REPORT_FIELDS[role])}d", *(rng.random() * 100 for _ in REPORT_FIELDS[role]))
         values = (mutate(rng, values) if rng.random() < 0.3 else overwrite(rng, values)).ljust(len(values), b"\0")[: len(values)]
         vector, before = np.frombuffer(values, np.float64), world.refused
-        world.local.reports.append(Report(role, index, vector))
+        world.ports[world.topology.rank(role, index)].send_report(vector)
+        world.progress()
         world.learner._hear_reports()
         good = report_is_good(role, vector.tolist())
         assert (world.refused == before) == good, vector
@@ -169,18 +180,18 @@ def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_
         if words[0] == number and 0 <= words[1] <= 4095:
             words[1] = rng.choice([-1, 4096, 2**31, 2**62])
         before = world.refused
-        world.local.answers.append(Answer(*rng.choice(senders), words))
+        world.answer(*rng.choice(senders), words)
         checkpoints.hear()
         assert world.refused == before + 1 and checkpoints._owing == owing and not checkpoints._writing.answered.is_set()
         tried()
     for sender in senders:
         if sender[0] != "evaluator":
             Part(checkpoints._writing.partial, "{}-{}".format(*sender)).finish({})
-        world.local.answers.append(Answer(*sender, acknowledged(number)))
+        world.answer(*sender, acknowledged(number))
     checkpoints.hear()
     assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in complete(world.folder.checkpoints)] == [0]
     before = world.refused
-    world.local.answers.append(Answer("actor", 0, acknowledged(number)))
+    world.answer("actor", 0, acknowledged(number))
     checkpoints.hear()
     assert world.refused == before + 1, "a second answer"
 
@@ -188,8 +199,7 @@ def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_
 def test_an_announcement_of_anything_is_answered_or_refused(tmp_path, tried):
     tried.least = ANNOUNCEMENTS
     rng, config = random.Random(4), load("cartpole", [*SETTINGS, f"run.directory={tmp_path}"])
-    local = LocalWorld(make(config), limits(config, SPEC))
-    ports = [local.port(rank) for rank in range(5)]
+    ports = make_ports(make(config), limits(config, SPEC))
     service = ReplayService(config, SPEC, ports[1], 0, tmp_path / "checkpoints")
     (tmp_path / "checkpoints").mkdir()
     answered = 0
@@ -201,7 +211,7 @@ def test_an_announcement_of_anything_is_answered_or_refused(tmp_path, tried):
         good = 0 <= words[2] < words[0] and words[1] >= 0 and not words[3:].any()
         before = ports[1].refused
         ports[0].announce(1, words)
-        service.step(), service.step()
+        service.step(), service.step(), ports[0].progress()
         answers = ports[0].poll_answers()
         assert (ports[1].refused - before, len(answers)) == (int(not good), int(good)), words[:3]
         assert not good or (answers[0].words[0] == words[0] and answers[0].words[1] > 0), "there is no such folder"

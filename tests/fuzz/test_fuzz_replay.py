@@ -13,7 +13,7 @@ from mutations import EDGES, flip_bits, mutate, overwrite, resize
 from apex.config import from_tables
 from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes, limits, sample_layout
 from apex.topology import Topology
-from apex.transport.local import LocalWorld
+from launch.local import make_ports
 from replay_rank.replay import Replay
 from replay_rank.service import ReplayService
 
@@ -87,8 +87,7 @@ class Rank:
 
     def __init__(self, spec: EnvSpec, index="wide"):
         self.config, self.spec = config(index), spec
-        self.world = LocalWorld(Topology(4, 1), limits(self.config, spec))
-        self.ports = [self.world.port(rank) for rank in range(4)]
+        self.ports = make_ports(Topology(4, 1), limits(self.config, spec))
         self.service = ReplayService(self.config, spec, self.ports[1], 0)
         self.replay: Replay = self.service.replay
         self.layout = sample_layout(spec, self.config.learner.batch_size)
@@ -101,7 +100,7 @@ class Rank:
         """Have it take an intake batch; return whether it was refused."""
         before = self.refused
         self.ports[3].send_intake(0, np.frombuffer(message[: len(self.replay.landing())], np.uint8))
-        self.service.step()
+        self.service.step(), self.ports[3].progress()
         assert self.ports[3].completed_intake() == [0], "its sender waits for it"
         return self.refused > before
 

@@ -37,9 +37,10 @@ def heard_all(port, before: int, refused: int) -> bool:
 def read_away(ranks) -> None:
     """Read all that is still on its way, up to a mark from each side: answers, for ranks that have asked for nothing."""
     for port in ranks.ports:
-        for link in port._links.values():
+        port.wire._heads.clear()  # what is here already
+        for link in port.wire._links.values():
             link.send(_MARK)
-    hubs = [(port._hub, port._callers()[0]) for port in ranks.ports if port._hub is not None]
+    hubs = [(port.wire._hub, list(port.wire._hub._life_of)) for port in ranks.ports if port.wire._hub is not None]
     for hub, callers in hubs:
         _read_to_marks(hub, callers)
     ranks.ports[LEARNER].progress()  # answers who has asked for weights
@@ -48,7 +49,7 @@ def read_away(ranks) -> None:
         for rank in callers:
             hub.send(rank, _MARK)
     for port in ranks.ports:
-        for peer, link in port._links.items():
+        for peer, link in port.wire._links.items():
             _read_to_marks(link, [peer])
 
 

@@ -1,17 +1,18 @@
 """Which messages over ZeroMQ a rank takes, read off the protocol and not off the code; and a world of four ranks to send them to."""
 
+import json
 import os
 import threading
 
 import numpy as np
 from mutations import HEADER
+from storm_base import zmq_port
 
 from apex.metrics import REPORT_FIELDS
 from apex.ports import WORDS
 from apex.schema import Limits
 from apex.topology import Topology
-from apex.transport import zmq_port as kinds
-from apex.transport.zmq import make_port
+from apex.transport.wire import CONTROL_NBYTES, Kind
 from apex.transport.zmq_world import World
 
 LIMITS = Limits(sample_nbytes=4096, priority_nbytes=512, prefetch=3, intake_in_flight=2, intake_nbytes=2048)
@@ -25,7 +26,7 @@ class FourRanks:
 
     def __init__(self, folder):
         self.worlds = self._on_each(lambda rank: World(rank, 4, f"ipc://{folder}", b"t" * 16))
-        self.ports = self._on_each(lambda rank: make_port(self.worlds[rank], TOPOLOGY, LIMITS))
+        self.ports = self._on_each(lambda rank: zmq_port(self.worlds[rank], TOPOLOGY, LIMITS))
 
     def __getitem__(self, rank):
         return self.ports[rank]
@@ -61,46 +62,77 @@ def parsed(frames: list[bytes]):
     return None if magic != b"Apex" else (kind, arg, len(frames[1]) if len(frames) == 2 else None)
 
 
+def control(frames: list[bytes]) -> dict | None:
+    """Return the JSON object of a control message, None where it is none."""
+    kind, _, nbytes = parsed(frames) or (None, None, None)
+    if kind != Kind.CONTROL or not nbytes or nbytes > CONTROL_NBYTES:
+        return None
+    try:
+        message = json.loads(frames[1])
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def asks_for_acknowledgement(frames: list[bytes]) -> bool:
+    """Whether a control message is acknowledged, whatever it says."""
+    kind, arg, nbytes = parsed(frames) or (None, 0, None)
+    return kind == Kind.CONTROL and arg != 0 and nbytes is not None and 0 < nbytes <= CONTROL_NBYTES
+
+
+def is_whole(value) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def has_words(message: dict) -> bool:
+    words = message.get("words")
+    return type(words) is list and len(words) == WORDS and all(map(is_whole, words))
+
+
 def learner_takes(frames: list[bytes], rank: int) -> str | None:
     """Return what a learner that has asked for nothing and is not ending takes a message for."""
-    kind, arg, nbytes = parsed(frames) or (None, None, None)
-    if kind == kinds.WEIGHT_REQUEST and nbytes is None and rank in (EVALUATOR, ACTOR) and arg >= 0:
-        return "weight request"
-    if kind == kinds.STOP_REQUEST and nbytes is None:
+    kind, _, nbytes = parsed(frames) or (None, None, None)
+    if kind == Kind.WEIGHT_REQUEST and nbytes == 8 and rank in (EVALUATOR, ACTOR):
+        return "weight request" if int.from_bytes(frames[1], "little", signed=True) >= 0 else None
+    message = control(frames) or {}
+    if message.get("kind") == "stop request":
         return "stop request"
-    if kind == kinds.REPORT and nbytes == 8 * len(REPORT_FIELDS[TOPOLOGY.role(rank)[0]]):
-        return "report"
-    return "answer" if kind == kinds.ANSWER and nbytes == 8 * WORDS else None
+    if message.get("kind") == "report" and type(values := message.get("values")) is list:
+        length = len(REPORT_FIELDS[TOPOLOGY.role(rank)[0]])
+        return "report" if len(values) == length and all(type(v) is float or is_whole(v) for v in values) else None
+    return "answer" if message.get("kind") == "answer" and has_words(message) else None
 
 
 def replay_takes_of_actor(frames: list[bytes]) -> bool:
     """Whether a replay rank takes a message for an intake batch."""
     kind, _, nbytes = parsed(frames) or (None, None, None)
-    return kind == kinds.INTAKE and nbytes is not None and nbytes <= LIMITS.intake_nbytes
+    return kind == Kind.INTAKE and nbytes is not None and 0 < nbytes <= LIMITS.intake_nbytes
+
+
+def member_takes_of_learner(frames: list[bytes]) -> str | None:
+    """Return what any rank but the learner takes a control message of the learner for."""
+    message = control(frames) or {}
+    if message.get("kind") == "announcement" and has_words(message):
+        return "announcement"
+    if message.get("kind") == "kill" and is_whole(message.get("pid")) and is_whole(message.get("began")):
+        return "kill"  # of no process that there is
+    return "stop" if message.get("kind") == "stop" else None
 
 
 def replay_takes_of_learner(frames: list[bytes]) -> str | None:
-    """Return what a replay rank with no report on its way, and a free place for a request, takes a message for."""
+    """Return what a replay rank with a free place for a request takes a message for."""
     kind, _, nbytes = parsed(frames) or (None, None, None)
-    exact = {kinds.PRIORITY: ("priorities", LIMITS.priority_nbytes), kinds.ANNOUNCEMENT: ("announcement", 8 * WORDS)}
-    exact[kinds.KILL] = ("kill", 16)  # of no process that there is
-    plain = {kinds.SAMPLE_REQUEST: "sample request", kinds.STOP: "stop"}
-    if nbytes is None:
-        return plain.get(kind)
-    what, length = exact.get(kind, (None, None))
-    return what if nbytes == length else None
+    if kind == Kind.PRIORITY and nbytes == LIMITS.priority_nbytes:
+        return "priorities"
+    return "sample request" if kind == Kind.SAMPLE_REQUEST and not nbytes else member_takes_of_learner(frames)
 
 
-def actor_takes_of_learner(frames: list[bytes], weights_nbytes: int | None) -> str | None:
-    """Return what an actor takes a message for that waits for weights of so many bytes, or for none."""
+def actor_takes_of_learner(frames: list[bytes], weights_nbytes: int) -> str | None:
+    """Return what an actor takes a message for that waits for weights of so many bytes."""
     kind, _, nbytes = parsed(frames) or (None, None, None)
-    if kind == kinds.WEIGHTS and nbytes is not None and nbytes == weights_nbytes:
+    if kind == Kind.WEIGHTS and nbytes == weights_nbytes:
         return "weights"
-    if kind == kinds.ANNOUNCEMENT and nbytes == 8 * WORDS:
-        return "announcement"
-    if kind == kinds.KILL and nbytes == 16:
-        return "kill"  # of no process that there is
-    return "stop" if kind == kinds.STOP and nbytes is None else None
+    return "no weights" if kind == Kind.WEIGHTS and not nbytes else member_takes_of_learner(frames)
 
 
 def memory() -> int:

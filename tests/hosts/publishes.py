@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 from mpi4py import MPI
+from storm_base import mpi_port
 
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 from apex.transport.drive import Wait
-from apex.transport.mpi import make_port
 
 PUBLISHES, NBYTES = int(sys.argv[1]), int(sys.argv[2])
 LIMITS = Limits(1 << 12, 1 << 12, prefetch=1, intake_in_flight=1)
@@ -23,7 +23,7 @@ class Part:
     def __init__(self, comm):
         self.comm, self.topology = comm, Topology(comm.size, 1)
         self.role, _ = self.topology.role(comm.rank)
-        self.port, self.weights = make_port(comm, self.topology, LIMITS), aligned_bytes(NBYTES)
+        self.port, self.weights = mpi_port(comm, self.topology, LIMITS), aligned_bytes(NBYTES)
 
     def play(self) -> int:
         """Play all of it; return how many publishes came."""

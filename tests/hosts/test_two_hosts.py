@@ -14,9 +14,9 @@ WHO = "import json, os; print(json.dumps([os.uname().nodename, os.readlink('/pro
 LEND = """
 import json
 from mpi4py import MPI
-from apex.transport.shared import identity, make_desk, neighbours
+from apex.transport.shared_memory import identity, make_page, neighbours
 comm = MPI.COMM_WORLD
-near = neighbours(list(range(comm.size)), comm.rank, make_desk(comm.size, 1), comm.allgather)
+near = neighbours(list(range(comm.size)), comm.rank, make_page(comm.size, 1), comm.allgather)
 told = comm.gather([MPI.Get_processor_name(), identity(), sorted(near)])
 if told:
     print(json.dumps(told))

@@ -5,18 +5,17 @@ Usage: bells.py   (learner, replay rank, evaluator, actor)
 
 import numpy as np
 from mpi4py import MPI
-from storm_base import until
+from storm_base import mpi_port, until
 
 from apex.ports import WORDS, IntakeEvent, SampleRequestEvent
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.mpi import make_port
 
 LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 10, prefetch=2, intake_in_flight=3)
 REPLAY_RANK, ACTOR_RANK = 1, 3
 LONG_S = 60.0  # far more than anything takes
 comm = MPI.COMM_WORLD.Dup()
-port = make_port(MPI.COMM_WORLD, Topology(4, 1), LIMITS)
+port = mpi_port(MPI.COMM_WORLD, Topology(4, 1), LIMITS)
 
 
 def wakes(what: str, sender: int, sleeper: int, act) -> None:
@@ -73,7 +72,7 @@ def main() -> None:
     wakes("a sample batch", REPLAY_RANK, LEARNER_RANK, sample_comes)
     wakes("a request for weights", ACTOR_RANK, LEARNER_RANK, lambda: port.request_weights(0, weights))
     if port.rank == LEARNER_RANK:
-        sees(lambda: port._weight_requests)
+        sees(lambda: port._weights.requests)
     wakes("weights", LEARNER_RANK, ACTOR_RANK, publish)
     wakes("an announcement", LEARNER_RANK, ACTOR_RANK, lambda: port.announce(ACTOR_RANK, words))
     if port.rank == ACTOR_RANK:

@@ -10,12 +10,11 @@ import sys
 import time
 
 from mpi4py import MPI
-from storm_base import until
+from storm_base import mpi_port, until
 
 from apex.schema import Limits
 from apex.topology import LEARNER, REPLAY, Topology
 from apex.transport import mpi_world
-from apex.transport.mpi import make_port
 
 LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 10, prefetch=2, intake_in_flight=3)
 LATE_S, LAST = 3.0, 4
@@ -59,7 +58,7 @@ def play(port, role: str, how: str) -> list:
 def main() -> None:
     """Be one rank."""
     comm, topology = MPI.COMM_WORLD, Topology(5, 1)
-    port = make_port(comm, topology, LIMITS, command=["/nonexistent/program"])
+    port = mpi_port(comm, topology, LIMITS, command=["/nonexistent/program"])
     role = topology.role(comm.rank)[0]
     changes = play(port, role, sys.argv[1])
     if role == LEARNER:

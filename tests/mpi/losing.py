@@ -11,19 +11,18 @@ import time
 
 import numpy as np
 from mpi4py import MPI
-from storm_base import until
+from storm_base import mpi_port, until
 
 from apex.metrics import REPORT_FIELDS
 from apex.ports import LOST
 from apex.schema import Limits
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
-from apex.transport import mpi_replace, mpi_world
-from apex.transport.mpi import make_port
+from apex.transport import mpi_spawn, mpi_world
 
 LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 10, prefetch=2, intake_in_flight=3)
 ENDS = sys.argv[1] == "ends"
 if not ENDS:
-    mpi_replace.PATIENCE_S = 3.0
+    mpi_spawn.PATIENCE_S = 3.0
 STARTS_S = 1.0  # in this time a process is being started
 ends_at: list[float] = []
 
@@ -70,7 +69,7 @@ def watch(port, changes: list) -> None:
 def main() -> None:
     """Be one rank."""
     comm, topology = MPI.COMM_WORLD, Topology(5, 1)
-    port = make_port(comm, topology, LIMITS, command=sys.argv[2:])
+    port = mpi_port(comm, topology, LIMITS, command=sys.argv[2:])
     changes = play(port, topology, comm.rank)
     if changes is not None:
         print(json.dumps(changes), flush=True)

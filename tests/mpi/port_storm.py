@@ -15,18 +15,17 @@ import endless_storm
 import numpy as np
 from mpi4py import MPI
 from port_conformance import SCENARIOS, judge
-from storm_base import until
+from storm_base import mpi_port, until, used_publishes
 from stormers import stormer
 
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from apex.transport import shared
-from apex.transport.mpi import make_port
+from apex.transport import shared_memory
 
 LONGEST_ROUND_S = 300.0
 SHARE = sys.argv[3] != "send"
 if sys.argv[3] == "mixed":  # ranks of either parity are a host
-    shared.identity = lambda of_host=shared.identity: f"{of_host()} {MPI.COMM_WORLD.rank % 2}"
+    shared_memory.identity = lambda of_host=shared_memory.identity: f"{of_host()} {MPI.COMM_WORLD.rank % 2}"
 STALL_S = 3.0
 FOLDER = Path(tempfile.gettempdir())  # the job's own
 PUBLISHES = 200
@@ -44,7 +43,7 @@ def scenarios(comm, topology: Topology) -> dict | None:
 
 
 def _round(comm, topology: Topology, name: str, seed: int):
-    port = make_port(comm, topology, SCENARIOS[name].limits, SHARE)
+    port = mpi_port(comm, topology, SCENARIOS[name].limits, SHARE)
     role = stormer(topology, comm.rank, port, SCENARIOS[name], seed)
     until(lambda: role.finished, role.step, port, topology.name(comm.rank), LONGEST_ROUND_S)
     return role.close()
@@ -57,7 +56,7 @@ class Stall:
         self.topology = topology
         self.role, self.index = topology.role(comm.rank)
         self.name = topology.name(comm.rank)
-        self.port = make_port(comm, topology, STALL_LIMITS, SHARE)
+        self.port = mpi_port(comm, topology, STALL_LIMITS, SHARE)
         self.into = aligned_bytes(WEIGHT_NBYTES)
         self.seen: dict = {}
         comm.Barrier()
@@ -91,7 +90,7 @@ class Stall:
             self._for(0.008)
             if version == PUBLISHES // 2:  # however late they are, later versions come after they have asked
                 self._until(self._sleepers_have_asked, lambda: False)
-        self.seen["publishes"] = len(self.port._publishes)
+        self.seen["publishes"] = used_publishes(self.port)
         for replay in range(self.topology.replay_ranks):
             self.port.send_priorities(replay, aligned_bytes(STALL_LIMITS.priority_nbytes))
         self._train_until_replay_has_polled()
@@ -180,7 +179,7 @@ def stall(comm, topology: Topology) -> dict | None:
 
 def endless(comm, topology: Topology) -> None:
     """Play a rank of the suite ``disturbance``."""
-    port = make_port(comm, topology, endless_storm.SCENARIO.limits, SHARE)
+    port = mpi_port(comm, topology, endless_storm.SCENARIO.limits, SHARE)
     endless_storm.play(port, topology, comm.rank, Path(sys.argv[4]))
 
 

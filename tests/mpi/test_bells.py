@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from apex.transport.shared import identity
+from apex.transport.shared_memory import identity
 
 PROGRAM = Path(__file__).with_name("bells.py")
 WAKING = [

@@ -8,7 +8,7 @@ from apex.config import load
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, limits, sample_layout
 from apex.topology import make
-from apex.transport.local import LocalWorld
+from launch.local import make_ports
 from learner.learner import Learner
 from learner.run_log import RunLog
 
@@ -18,8 +18,7 @@ def test_a_checkpoint_of_three_million_parameters_pauses_the_learner_for_less_th
     spec, topology = EnvSpec((84, 84), "uint8", 4, 6, 4), make(config)
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
-    world = LocalWorld(topology, limits(config, spec))
-    ports = [world.port(rank) for rank in range(topology.size)]
+    ports = make_ports(topology, limits(config, spec))
     learner = Learner(config, spec, ports[0], topology, RunLog(config, topology, folder, "pong"))
     assert sum(parameter.numel() for parameter in learner.train.online.parameters()) > 3_000_000
     layout = sample_layout(spec, 2)

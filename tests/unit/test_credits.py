@@ -6,8 +6,9 @@ import pytest
 from apex.ports import IntakeEvent
 from apex.schema import Limits
 from apex.topology import Topology
-from apex.transport.credits import IntakeCredits
-from apex.transport.local import LocalWorld
+from apex.transport.endpoints import IntakeCredits
+from apex.transport.wire import Kind
+from launch.local import make_ports
 
 
 def test_replay_ranks_take_turns_from_the_actors_own_first():
@@ -29,15 +30,15 @@ def test_a_rank_without_a_free_credit_is_passed_over_until_it_has_one():
 
 
 def test_one_replay_rank_that_takes_nothing_does_not_starve_the_other():
-    world = LocalWorld(Topology(5, 2), Limits(1, 1, 1, intake_in_flight=2))
-    actor, taking = world.port(4), world.port(2)
+    ports = make_ports(Topology(5, 2), Limits(1, 1, 1, intake_in_flight=2))
+    actor, taking = ports[4], ports[2]
     message, landing, taken = np.zeros(8, np.uint8), np.zeros(8, np.uint8), 0
     for token in range(100):
         if actor.can_send_intake():
             actor.send_intake(token, message)
         taken += isinstance(taking.poll(landing), IntakeEvent)
-        actor.completed_intake()
-    assert len(world.intake[0]) == 2, "the blocked rank holds its own credits and no more"
+        actor.progress(), actor.completed_intake()
+    assert actor.wire.open_sends().count((1, Kind.INTAKE)) == 2, "the blocked rank holds its own credits and no more"
     assert taken >= 90
 
 

@@ -160,12 +160,12 @@ from apex.config import load
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, limits
 from apex.topology import make
-from apex.transport.local import LocalWorld
 from apex.transport import drive
 from launch import rank, roles
+from launch.local import make_ports
 config, spec = load("cartpole"), EnvSpec((4,), "float32", 1, 2)
 topology = make(config)
-role = roles.build(config, spec, topology, 1, LocalWorld(topology, limits(config, spec)).port(1), RunFolder("."), "cartpole")
+role = roles.build(config, spec, topology, 1, make_ports(topology, limits(config, spec))[1], RunFolder("."), "cartpole")
 role.step()
 print("torch" in sys.modules)
 """

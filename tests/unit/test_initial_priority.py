@@ -16,7 +16,7 @@ from apex.config import load
 from apex.envs import VectorEnv, env_spec
 from apex.schema import aligned_bytes, limits, sample_layout, weight_layout
 from apex.topology import make
-from apex.transport.local import LocalWorld
+from launch.local import make_ports
 from replay_rank.replay import Replay
 
 SMALL = ["actor.envs=4", "actor.intake_batch=10", "algorithm.hidden=32", "replay.capacity=5000", "actor.refresh_period=2", "run.seed=5"]
@@ -38,11 +38,11 @@ class Played:
     def __init__(self, *overrides):
         self.config = load("cartpole", [*SMALL, *overrides])
         self.spec, topology = env_spec(self.config.env), make(self.config)
-        self.world = LocalWorld(topology, limits(self.config, self.spec))
-        self.learner, self.replay_port = self.world.port(0), self.world.port(1)
+        self.ports = make_ports(topology, limits(self.config, self.spec))
+        self.learner, self.replay_port = self.ports[0], self.ports[1]
         self.replay = Replay(self.config, self.spec, np.random.default_rng(0))
         self.networks = {}
-        self.actor = Actor(self.config, self.spec, self.world.port(3), 0, 1)
+        self.actor = Actor(self.config, self.spec, self.ports[3], 0, 1)
 
     def publish(self, version):
         """Publish a network like no other; its weights are enlarged so that observations and versions matter."""
@@ -61,6 +61,8 @@ class Played:
         for i in range(steps):
             if publish_every and i % publish_every == 0:
                 self.publish(1 + i // publish_every)
+            for port in self.ports:
+                port.progress()
             self.actor.work()
             while (event := self.replay_port.poll(self.replay.landing())) is not None:
                 self.replay.insert(event.nbytes)

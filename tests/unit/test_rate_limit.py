@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apex.config import Config, ConfigError, LearnerConfig, ReplayConfig, from_tables
 from apex.schema import EnvSpec, intake_nbytes, limits
 from apex.topology import make
-from apex.transport.local import LocalWorld
+from launch.local import make_ports
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.service import ReplayService
 
@@ -140,12 +140,11 @@ def test_the_ratio_of_samples_to_inserts_stays_in_the_band_whoever_is_faster(eag
 def service(samples_per_insert):
     """Return a replay rank that gets batches of two transitions, with all ports of its world."""
     replay = {"samples_per_insert": samples_per_insert, "min_size": 4, "error_band": 1.0, "capacity": 20}
-    tables = {"replay": replay, "learner": {"batch_size": 4}, "actor": {"intake_batch": 2, "in_flight": 99}}
+    tables = {"replay": replay, "learner": {"batch_size": 4, "prefetch": 4}, "actor": {"intake_batch": 2, "in_flight": 99}}
     config, spec = from_tables([("test", tables)]), EnvSpec((1,), "float32", 1, 2)
     topology = make(config)
-    world = LocalWorld(topology, limits(config, spec))
-    rank = ReplayService(config, spec, world.port(1), 0)
-    return rank, world.port(0), world.port(3)
+    ports = make_ports(topology, limits(config, spec))
+    return ReplayService(config, spec, ports[1], 0), ports[0], ports[3]
 
 
 def send(rank, actor, batches):
@@ -165,7 +164,9 @@ def test_a_replay_rank_takes_no_intake_and_answers_no_request_while_the_limiter_
         pass
     # After 4 inserts the first request is answered; without another, 10 + 2 more make 20 owed.
     assert (rank.limiter.inserted, rank.limiter.sampled) == (12, 4)
+    learner.progress(), rank.port.progress()
     assert learner.poll_sample() is not None and learner.poll_sample() is None
+    rank.port.progress()
     for _ in range(4):
         learner.request_sample(0)
     while rank.work():
@@ -179,8 +180,10 @@ def test_a_request_before_the_minimum_size_waits_and_is_then_answered():
     send(rank, actor, 1)
     for _ in range(5):
         rank.work()
+    learner.progress()
     assert learner.poll_sample() is None and "2 transitions stored" in rank.waiting_for()
     send(rank, actor, 1)
     for _ in range(5):
         rank.work()
+    learner.progress()
     assert learner.poll_sample() is not None

@@ -11,11 +11,10 @@ from pathlib import Path
 import endless_storm
 from ledger import Ledger
 from port_conformance import SCENARIOS
-from storm_base import until
+from storm_base import until, zmq_port
 from stormers import stormer
 
 from apex.topology import Topology
-from apex.transport.zmq import make_port
 from apex.transport.zmq_world import abort, world
 from launch.world import from_environment
 
@@ -29,7 +28,7 @@ def scenarios(job, topology: Topology, folder: Path) -> None:
 
 
 def _round(job, topology: Topology, name: str, seed: int) -> Ledger:
-    port = make_port(job, topology, SCENARIOS[name].limits)
+    port = zmq_port(job, topology, SCENARIOS[name].limits)
     role = stormer(topology, job.rank, port, SCENARIOS[name], seed)
     until(lambda: role.finished, role.step, port, topology.name(job.rank), LONGEST_ROUND_S)
     port.close()
@@ -38,9 +37,9 @@ def _round(job, topology: Topology, name: str, seed: int) -> Ledger:
 
 def endless(job, topology: Topology, folder: Path) -> None:
     """Play a rank of the suite ``disturbance``; tell also where it can be connected to."""
-    port = make_port(job, topology, endless_storm.SCENARIO.limits)
-    if port._hub is not None:
-        endless_storm.write(folder / f"endpoint-{job.rank}", port._hub.endpoint.encode())
+    port = zmq_port(job, topology, endless_storm.SCENARIO.limits)
+    if port.wire._hub is not None:
+        endless_storm.write(folder / f"endpoint-{job.rank}", port.wire._hub.endpoint.encode())
     endless_storm.play(port, topology, job.rank, folder)
 
 

@@ -3,21 +3,30 @@
 import json
 import os
 import pickle
+import struct
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-import zmq
 
+from apex.ports import IntakeEvent
+from apex.schema import aligned_bytes, limits
 from apex.topology import Topology
-from apex.transport.pickled import Kind
-from apex.transport.pickled_form import dumps
+from apex.transport import endpoints
+from apex.transport.wire import Kind
+from apex.transport.zmq import make_wire
+from apex.transport.zmq_world import World
+from launch import synthetic
+from launch.pickled import PICKLED_NBYTES, Form, PickledWire
 
 NOBODY, PATIENCE_S = 65534, 120.0
-TOPOLOGY, TOKEN = Topology(4, 1), bytes(range(16))
+TOPOLOGY, TOKEN, CONFIG = Topology(4, 1), bytes(range(16)), synthetic.config(1)
+LIMITS, FORM = limits(CONFIG, synthetic.SPEC), Form(CONFIG, synthetic.SPEC)
 LEARNER, REPLAY, ACTOR = 0, 1, 3
 COMPARE = ["-m", "launch.main", "compare", "--transports", "zmq-pickle", "--workloads", "mixed", "--actors", "1"]
 
@@ -61,7 +70,7 @@ class Evil:
 
 
 def attack(user: int, names: list[str], made: Path) -> dict:
-    frames = [pickle.dumps((int(Kind.INTAKE), 1, Evil(made))).hex(), os.urandom(33).hex()]
+    frames = [pickle.dumps(Evil(made)).hex(), struct.pack("<4sIq", b"Apex", Kind.INTAKE, 1).hex()]
     command = [sys.executable, "-c", ATTACK, str(user), *names, json.dumps(frames)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout)
 
@@ -85,8 +94,8 @@ def listening(job) -> list[str]:
 def comparing(start):
     """An `apex compare` whose ranks have met and go on for long."""
     job = start([sys.executable, *COMPARE, "--repetitions", "1", "--regimes", "free", "--seconds", "300"])
-    # The learner's control socket, and two of the replay rank; each process has further ones of its world.
-    job.wait_until(lambda: len([name for name in listening(job) if name.endswith(("control", "intake", "learner"))]) == 3, 60, "sockets")
+    # Where the ranks meet, the learner's socket and the replay rank's.
+    job.wait_until(lambda: len([name for name in listening(job) if name.endswith(("world", "0-0", "1-0"))]) == 3, 60, "sockets")
     return job
 
 
@@ -114,71 +123,40 @@ def wait_until(holds) -> None:
 
 
 @pytest.fixture
-def wires(tmp_path):
-    """Return ``wires(ranks) -> dict`` of the wires of these ranks, which have met; all are closed at the end."""
-    from apex.transport.zmq_pickle import ZmqWire
-
-    made: dict[int, ZmqWire] = {}
-
-    def of(ranks) -> dict[int, ZmqWire]:
-        def make(rank: int) -> None:
-            made[rank] = ZmqWire(str(tmp_path), TOKEN, rank, TOPOLOGY)
-
-        threads = [threading.Thread(target=make, args=(rank,)) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return made
-
-    yield of
-    threads = [threading.Thread(target=wire.close) for wire in made.values()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def ranks(tmp_path):
+    """The ports of four ranks whose bulk messages are pickled, over real sockets; all are closed at the end."""
+    worlds = _on_each(lambda rank: World(rank, 4, f"ipc://{tmp_path}", TOKEN))
+    plain = replace(LIMITS, sample_nbytes=PICKLED_NBYTES, intake_nbytes=PICKLED_NBYTES)
+    form = Form(CONFIG, synthetic.SPEC)
+    wires = _on_each(lambda rank: PickledWire(make_wire(worlds[rank], TOPOLOGY, plain), form))
+    ports = [endpoints.make(wire, TOPOLOGY, LIMITS) for wire in wires]
+    yield ports
+    for port, world in zip(ports, worlds):
+        port.close()
+        world.context.destroy(0)
 
 
-def test_what_strangers_send_is_refused_and_counted_and_the_ranks_go_on(wires, tmp_path):
-    ranks, made = wires(range(4)), tmp_path / "made"
-    names = [f"{tmp_path}/pickle-{end}" for end in ("0-control", "1-intake", "1-learner")]
+def _on_each(make) -> list:
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(make, range(4)))
+
+
+def test_what_strangers_send_is_refused_and_counted_and_the_ranks_go_on(ranks, tmp_path):
+    made, landing = tmp_path / "made", aligned_bytes(FORM.intake.nbytes)
+    names = [f"{tmp_path}/{end}" for end in ("0-0", "1-0")]
     assert attack(os.geteuid(), names, made)["reached"] == names
     each = 9  # messages that the attack sends to a socket
 
     def refused() -> list[int]:
-        for wire in ranks.values():
-            wire.progress()
-        return [wire.refusals.count for wire in ranks.values()]
+        for port in ranks:
+            port.progress()
+        ranks[REPLAY].poll(landing)
+        return [ranks[LEARNER].refused, ranks[REPLAY].refused]
 
-    wait_until(lambda: sum(refused()) == 3 * each)
-    assert [ranks[LEARNER].refusals.count, ranks[REPLAY].refusals.count] == [each, 2 * each]
+    wait_until(lambda: min(refused()) >= each)
     assert not made.exists()
-    taken = []
-    ranks[ACTOR].send(REPLAY, Kind.INTAKE, "a batch", lambda: taken.append("a batch"))
-    wait_until(lambda: (arrived := ranks[REPLAY].receive(True)) is not None and arrived == (ACTOR, Kind.INTAKE, "a batch"))
-    ranks[ACTOR].send(LEARNER, Kind.REPORT, "a report", lambda: taken.append("a report"))
-    wait_until(lambda: refused() and len(taken) == 2 and ranks[LEARNER].receive(False) == (ACTOR, Kind.REPORT, "a report"))
-
-
-def test_an_actor_unpickles_nothing_of_a_replay_rank_that_has_no_badge(wires, tmp_path):
-    from apex.transport.private import Badges
-
-    made, badges = tmp_path / "made", Badges(TOKEN, range(4))
-    with zmq.Context() as context:
-        replay, hello = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-        replay.bind(f"ipc://{tmp_path}/pickle-1-intake")
-        hello.routing_id = badges.of(REPLAY)
-        hello.connect(f"ipc://{tmp_path}/pickle-0-control")
-        hello.send(dumps((-1, 0, None)))
-        actor = wires([0, 2, 3])[ACTOR]
-        actor.send(REPLAY, Kind.INTAKE, "a batch")
-        caller, _ = replay.recv_multipart()
-        evil = dumps((int(Kind.WEIGHTS), 1, Evil(made)))
-        for frames in ([evil], [os.urandom(33), evil], [badges.of(2), evil], [caller, evil]):
-            replay.send_multipart([caller, *frames])
-        wait_until(lambda: actor.progress() or actor.refusals.count == 4)
-        assert not made.exists() and actor.receive(False) is None
-        replay.send_multipart([caller, badges.of(REPLAY), dumps((int(Kind.WEIGHTS), 1, "good"))])
-        wait_until(lambda: actor.progress() or actor.receive(False) == (REPLAY, Kind.WEIGHTS, "good"))
-        actor.progress()
-        replay.close(0), hello.close(0)
+    message = synthetic.Batches(CONFIG, 0, 1).stamped(0, 0)
+    ranks[ACTOR].send_intake(7, message)
+    wait_until(lambda: isinstance(ranks[REPLAY].poll(landing), IntakeEvent))
+    wait_until(lambda: ranks[ACTOR].progress() or ranks[ACTOR].completed_intake() == [7])
+    assert np.array_equal(landing[: FORM.intake.fields["frames"].offset], message[: FORM.intake.fields["frames"].offset])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import zmq
 
+from apex.refusals import Refusals
 from apex.transport import zmq_link
 from apex.transport.zmq_link import Hub, Link, name, over_tcp
 
@@ -55,9 +56,9 @@ def context():
 def tapped(request, context, monkeypatch):
     """A hub, a link to it through a third, and whether it is as over TCP."""
     monkeypatch.setattr(zmq_link, "over_tcp", lambda endpoint: request.param)
-    hub = Hub(context, "tcp://127.0.0.1:*", TOKEN, [3], "the hub", 1 << 20)
+    hub = Hub(context, "tcp://127.0.0.1:*", TOKEN, [3], Refusals("the hub"), 1 << 20)
     eavesdropper = Eavesdropper(int(hub.endpoint.rpartition(":")[2]))
-    link = Link(context, f"tcp://127.0.0.1:{eavesdropper.port}", TOKEN, 3, 0, "the link")
+    link = Link(context, f"tcp://127.0.0.1:{eavesdropper.port}", TOKEN, 3, 0, Refusals("the link"))
     yield hub, link, eavesdropper, request.param
     hub.close(), link.close()
 
@@ -67,10 +68,10 @@ def test_messages_and_token_can_be_read_on_the_way_only_in_a_folder_which_nobody
     payload = np.frombuffer(SECRET * 1000, np.uint8)
     link.send(1, 2, payload)
     assert hub.socket.poll(5000) and hub.receive() == (3, 1, 2, True)
-    assert np.array_equal(hub.take(len(payload)), payload)
+    assert np.array_equal(hub.payload(), payload)
     hub.send(3, 4, 5, payload)
     assert link.socket.poll(5000) and link.receive() == (0, 4, 5, True)
-    assert np.array_equal(link.take(len(payload)), payload)
+    assert np.array_equal(link.payload(), payload)
     assert len(eavesdropper.heard) > 2 * len(payload)
     assert [part in eavesdropper.heard for part in (SECRET, TOKEN, b"Apex")] == [not between] * 3
 
@@ -81,7 +82,7 @@ def test_the_largest_message_that_is_allowed_arrives_encrypted_or_not(tapped):
     for _ in range(2):
         link.send(1, 2, payload)
         assert hub.socket.poll(5000) and hub.receive() == (3, 1, 2, True)
-        assert np.array_equal(hub.take(len(payload)), payload)
+        assert np.array_equal(hub.payload(), payload)
     assert not link.is_lost()
 
 
@@ -90,7 +91,7 @@ def test_who_takes_the_port_of_this_host_first_does_not_learn_the_token(context,
     impostor = context.socket(zmq.ROUTER)
     failures = impostor.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
     impostor.bind("tcp://127.0.0.1:*")
-    link = Link(context, impostor.last_endpoint.decode().replace("127.0.0.1", host), TOKEN, 3, 0, "the link")
+    link = Link(context, impostor.last_endpoint.decode().replace("127.0.0.1", host), TOKEN, 3, 0, Refusals("the link"))
     link.send(1, 2, np.frombuffer(SECRET, np.uint8))
     seen = dict(zmq.zmq_poll([(impostor, zmq.POLLIN), (failures, zmq.POLLIN)], 60_000))
     assert failures in seen and impostor not in seen
@@ -101,7 +102,7 @@ def test_who_takes_the_port_of_this_host_first_does_not_learn_the_token(context,
 @pytest.mark.parametrize("stranger", ["without a key", "with the key of another job"])
 def test_a_stranger_is_not_heard_and_the_ranks_of_the_job_are(context, monkeypatch, stranger):
     monkeypatch.setattr(zmq_link, "over_tcp", lambda endpoint: True)
-    hub = Hub(context, "tcp://127.0.0.1:*", TOKEN, [3], "the hub", 1 << 20)
+    hub = Hub(context, "tcp://127.0.0.1:*", TOKEN, [3], Refusals("the hub"), 1 << 20)
     outside = context.socket(zmq.DEALER)
     outside.linger, outside.routing_id = 0, name(TOKEN, 3)
     if stranger != "without a key":
@@ -109,8 +110,8 @@ def test_a_stranger_is_not_heard_and_the_ranks_of_the_job_are(context, monkeypat
     outside.connect(hub.endpoint)
     outside.send_multipart([b"Apex" + bytes(12)])
     assert not hub.socket.poll(500)
-    link = Link(context, hub.endpoint, TOKEN, 3, 0, "the link")
+    link = Link(context, hub.endpoint, TOKEN, 3, 0, Refusals("the link"))
     link.send(1)
     assert hub.socket.poll(5000) and hub.receive() == (3, 1, 0, False)
-    assert hub.refused == 0 and not hub.socket.poll(200)
+    assert hub.refusals.count == 0 and not hub.socket.poll(200)
     hub.close(), link.close(), outside.close()

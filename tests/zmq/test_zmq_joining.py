@@ -3,18 +3,16 @@
 import threading
 
 import pytest
+from storm_base import zmq_port
 
 from apex.schema import Limits
 from apex.topology import Topology
 from apex.transport.process import own_process
-from apex.transport.zmq import ZmqActorPort, ZmqReplayPort
-from apex.transport.zmq_learner import ZmqLearnerPort
 from apex.transport.zmq_world import _JOIN, World, _encoded
 
 TOPOLOGY = Topology(4, 1)
 LIMITS = Limits(sample_nbytes=1 << 10, priority_nbytes=1 << 10, prefetch=2, intake_in_flight=3)
 ACTOR_RANK, REPLAY_RANK, ENDS_S = 3, 1, 20.0
-KINDS = [ZmqLearnerPort, ZmqReplayPort, ZmqActorPort, ZmqActorPort]
 
 
 @pytest.fixture
@@ -41,10 +39,8 @@ def in_thread(call, *args) -> list:
 @pytest.fixture
 def learner(world, until):
     """The learner's port of a world whose ranks have met, and which tolerates losses."""
-    others = [in_thread(lambda rank=rank: KINDS[rank](world(rank), TOPOLOGY, LIMITS)) for rank in (1, 2, 3)]
-    there = world(0)
-    port = ZmqLearnerPort(there, TOPOLOGY, LIMITS)
-    port.tolerate(there)
+    others = [in_thread(lambda rank=rank: zmq_port(world(rank), TOPOLOGY, LIMITS, ["survive"])) for rank in (1, 2, 3)]
+    port = zmq_port(world(0), TOPOLOGY, LIMITS, ["survive"])
     until(lambda: all(others))
     return port
 
@@ -78,7 +74,7 @@ def test_a_process_joins_and_is_told_what_the_learner_says(learner, world, until
     learner.replace(ACTOR_RANK, {"life": 7})
     until(lambda: told)
     assert (told[0]["rank"], told[0]["life"]) == (ACTOR_RANK, 7)
-    assert learner._processes[ACTOR_RANK][1:] == [*own_process()] and learner._world.refused == 0
+    assert learner.wire.processes[ACTOR_RANK][1:] == [*own_process()] and learner.refused == 0
 
 
 @pytest.mark.parametrize("rank, value", [
@@ -86,6 +82,6 @@ def test_a_process_joins_and_is_told_what_the_learner_says(learner, world, until
 ])  # fmt: skip
 def test_a_wish_to_join_that_cannot_be_one_is_refused_and_nobody_is_lost_for_it(learner, world, until, rank, value):
     world(rank, life=1)._box.send(_JOIN, 0, _encoded(value))
-    processes = [list(process) for process in learner._processes]
+    processes = [list(process) for process in learner.wire.processes]
     until(lambda: learner.progress() or learner.refused)
-    assert learner.poll_changes() == [] and learner._processes == processes
+    assert learner.poll_changes() == [] and learner.wire.processes == processes

@@ -1,7 +1,8 @@
 """A new process in the place of one that was lost: MPI_Comm_spawn, while all others go on.
 
-Learner and replay ranks start it together, over a communicator that only they have. Starting takes a second, in
-which MPI must be waited for; so each does it in a thread. The newcomer joins with :mod:`apex.transport.mpi_newcomer`.
+The ranks without which the run cannot go on (the core: learner and replay ranks) spawn it together, over a
+communicator that only they have. Starting takes a second, in which MPI must be waited for; so each does it in a
+thread. The new process imports as little as it can before it has joined: the others wait.
 """
 
 from __future__ import annotations
@@ -9,17 +10,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi4py import MPI
 
+from apex.config import ConfigError
 from apex.topology import LEARNER_RANK
-from apex.transport.mpi_ways import private
-from apex.transport.process import end_process
-from apex.transport.shared import Desk, Peer, neighbours
+from apex.transport.process import end_process, own_process
+
+if TYPE_CHECKING:  # a new process imports as little as it can before it has joined
+    from apex.transport.mpi_comm import Membership
+    from apex.transport.shared_memory import ControlPage, SharedPeer
 
 PATIENCE_S = 60.0  # a process that ends before it has begun MPI is waited for for ever
 _PATIENCE_AT_END_S = 10.0  # the same, when the run ends
+
+
+class Joining(NamedTuple):
+    """A new process that has been told what it is, and has still to meet the core."""
+
+    comm: MPI.Comm
+    handover: dict
 
 
 class Newcomer(NamedTuple):
@@ -27,21 +38,45 @@ class Newcomer(NamedTuple):
 
     rank: int
     comms: tuple[MPI.Comm, ...]
-    peer: Peer | None  # where it is on this rank's host
-    process: tuple[str, int, int]  # its host, number, and when it began
+    peer: SharedPeer | None  # where it is on this rank's host
+    process: tuple[str, int, int]  # its host, process id, and when it began
 
 
-class Replacements:
-    """What learner and replay ranks start together. ``command`` is that of a new process; it matters on the learner only."""
+def accept() -> Joining:
+    """In the new process: return what it is told. Raises :class:`ConfigError` where nobody has started it."""
+    both = MPI.Comm.Get_parent()
+    if both == MPI.COMM_NULL:
+        raise ConfigError("this program is started by a run, in the place of an actor that it has lost")
+    both.Set_errhandler(MPI.ERRORS_RETURN)
+    comm = both.Merge(high=True)
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return Joining(comm, comm.bcast(None, LEARNER_RANK))
 
-    def __init__(self, comm: MPI.Comm, ranks: list[int], command: list[str], desk: Desk | None):
-        """Collective over ``ranks`` of ``comm``: the learner and all replay ranks."""
-        self._service = comm.Create_group(comm.group.Incl(ranks))
+
+def connect(joining: Joining) -> tuple[Membership, ControlPage | None, dict[int, SharedPeer]]:
+    """In the new process: return ``(membership, page, peers)`` of its wire; from here on the run goes on without waiting for it."""
+    from apex.transport.mpi_comm import Membership, private
+    from apex.transport.shared_memory import make_page, neighbours
+
+    comm, handover = joining
+    rank, size = handover["rank"], handover["size"]
+    page = make_page(size, handover["entries"])
+    peers = neighbours([*range(comm.size - 1), rank], rank, page, comm.allgather)
+    comm.allgather((MPI.Get_processor_name(), *own_process()))
+    return Membership(private(comm), rank, size, True, handover), page, peers
+
+
+class Spawner:
+    """What the core starts together. ``command`` is that of a new process; it matters on the learner only."""
+
+    def __init__(self, comm: MPI.Comm, core: list[int], command: list[str], page: ControlPage | None):
+        """Collective over the ranks ``core`` of ``comm``."""
+        self._service = comm.Create_group(comm.group.Incl(core))
         self._service.Set_errhandler(MPI.ERRORS_RETURN)
-        self._rank, self._command, self._desk = comm.rank, command, desk
+        self._rank, self._command, self._page = comm.rank, command, page
         self._asked: deque[dict] = deque()
         self._thread: threading.Thread | None = None
-        self._about: dict | None = None
+        self._handover: dict | None = None
         self._patient_until, self._hurries = 0.0, False
         self._outcome: Newcomer | str | None = None
         self.has_started = False  # the last one: it has begun, whether or not it has joined
@@ -52,18 +87,18 @@ class Replacements:
         """Whether a process is being started, or is still to be."""
         return self.broken is None and (self._thread is not None or bool(self._asked))
 
-    def ask(self, about: dict) -> None:
-        """Have a process started once none is being started; it is told what the learner's ``about`` says, with its ``rank``."""
-        self._asked.append(about)
+    def ask(self, handover: dict) -> None:
+        """Have a process started once none is being started; it is told what the learner's ``handover`` says, with its ``rank``."""
+        self._asked.append(handover)
 
     def next(self) -> dict | None:
         """Return what the next process is told, if there is one to be started now: the last has joined, and was told by :meth:`ended`."""
         return self._asked.popleft() if self._thread is None and self.broken is None and self._asked else None
 
-    def begin(self, about: dict) -> None:
-        """Begin, on all of them, what :meth:`next` has returned."""
+    def begin(self, handover: dict) -> None:
+        """Begin, on all of the core, what :meth:`next` has returned."""
         self.has_started = False
-        self._about, self._outcome, self._patient_until = about, None, time.monotonic() + PATIENCE_S
+        self._handover, self._outcome, self._patient_until = handover, None, time.monotonic() + PATIENCE_S
         self._thread = threading.Thread(target=self._run, name="replacement", daemon=True)
         self._thread.start()
 
@@ -105,6 +140,9 @@ class Replacements:
             self._outcome = f"its process has ended before it had joined ({why})" if self.has_started else why
 
     def _start(self) -> Newcomer:
+        from apex.transport.mpi_comm import private
+        from apex.transport.shared_memory import neighbours
+
         program, *arguments = self._command
         both = self._service.Spawn(program, arguments, maxprocs=1, root=LEARNER_RANK)
         self.has_started = True
@@ -112,13 +150,13 @@ class Replacements:
         comm = both.Merge(high=False)
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         try:
-            about = comm.bcast(self._about, LEARNER_RANK)
-            if self._desk is not None:
-                self._desk.clear(about["rank"])
-            numbers = [*range(comm.size - 1), about["rank"]]
-            peers = neighbours(numbers, self._rank, self._desk, comm.allgather)
+            handover = comm.bcast(self._handover, LEARNER_RANK)
+            rank = handover["rank"]
+            if self._page is not None:
+                self._page.clear(rank)
+            peers = neighbours([*range(comm.size - 1), rank], self._rank, self._page, comm.allgather)
             process = comm.allgather(None)[-1]
-            return Newcomer(about["rank"], private(comm), peers.get(about["rank"]), process)
+            return Newcomer(rank, private(comm), peers.get(rank), process)
         except MPI.Exception:
             comm.Revoke()  # so that nobody waits there
             raise
