@@ -13,7 +13,7 @@ from actors.intake import Intake
 from apex import algorithms, seeds
 from apex.checkpoint import Part, Reader
 from apex.config import Config
-from apex.control import CheckpointAck, CheckpointRequest, EpsilonAssignment
+from apex.control import CheckpointAck, CheckpointRequest, EpsilonAck, EpsilonAssignment, Request
 from apex.envs import GuardedEnvs, Timestep, VectorEnv, make_envs
 from apex.metrics import Counters
 from apex.policy import Policy
@@ -86,16 +86,15 @@ class Actor(Role):
         """Reply with random state and counters; in one process write down everything."""
         error = 0 if self.history is None else self._write_part(request)
         state = {"counters": self.counters.state_dict(), "rng": seeds.state_dict(self.rng)}
-        self.port.answer(CheckpointAck(request.number, error, state).words(ACTOR))
+        self.port.acknowledge(CheckpointAck(request.number, error, state))
 
-    def on_control(self, words: np.ndarray) -> None:
+    def on_request(self, request: Request) -> None:
         """Also take a new place on the epsilon ladder."""
-        assigned = EpsilonAssignment.of(words)
-        if assigned is None:
-            super().on_control(words)
+        if type(request) is EpsilonAssignment:
+            self.epsilons = actor_epsilons(self.config.actor, *request)
+            self.port.acknowledge(EpsilonAck())
         else:
-            self.epsilons = actor_epsilons(self.config.actor, *assigned)
-            self.port.answer(assigned.ack())
+            super().on_request(request)
 
     def waiting_for(self) -> str:
         """Say what the actor waits for."""

@@ -122,7 +122,7 @@ class Evaluator(Role):
     def on_checkpoint(self, request: CheckpointRequest) -> None:
         """Reply with the counters, the best return, and what is to be evaluated next."""
         self.update_counters()
-        self.port.answer(CheckpointAck(request.number, 0, self.state_dict()).words(EVALUATOR))
+        self.port.acknowledge(CheckpointAck(request.number, 0, self.state_dict()))
 
     def state_dict(self) -> dict:
         """Return what the evaluator goes on from."""

@@ -1,22 +1,15 @@
-"""What the learner tells a rank beside data, and what the rank replies.
+"""What the learner asks of a rank beside data, and what the rank acknowledges.
 
-These are checkpoint requests, epsilon assignments and the end of intake. Each travels as int64[WORDS]. Only
-``pack`` and ``unpack`` know how the state in a reply lies in its words.
+Each message is a named tuple whose fields travel as JSON (see ``CONTROLS`` in :mod:`apex.transport.wire`, which says
+who may send which to whom). ``fault()`` says what is wrong with the values of one that has arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from apex.metrics import MAX_REPORT, REPORT_FIELDS
-from apex.ports import WORDS
-from apex.topology import ACTOR, EVALUATOR
-
-_NO_MORE_INTAKE, _ASSIGNMENT = -2, -1  # in place of a checkpoint's number
+_MAX_ERRNO = 4095  # as the kernel has it
 
 
 class CheckpointRequest(NamedTuple):
@@ -29,18 +22,11 @@ class CheckpointRequest(NamedTuple):
     learner_steps: int
     base: int
 
-    def words(self) -> np.ndarray:
-        """Return the request as it travels, int64[WORDS]."""
-        return _words(self)
-
-    @classmethod
-    def of(cls, words: np.ndarray) -> CheckpointRequest:
-        """Return the request in ``words``; raises ValueError where they hold none."""
-        request = cls(*words[:3].tolist())
-        if not 0 <= request.base < request.number or request.learner_steps < 0 or words[3:].any():
-            number, steps, base = request
-            raise ValueError(f"a request of checkpoint {number} at step {steps} on {base}")
-        return request
+    def fault(self) -> str | None:
+        """Say what is wrong with the values; None where nothing is."""
+        if 0 <= self.base < self.number < 2**63 and 0 <= self.learner_steps < 2**63:
+            return None
+        return f"a request of checkpoint {self.number} at step {self.learner_steps} on {self.base}"
 
     def partial(self, checkpoints: Path) -> Path:
         """Return the folder that it is written into."""
@@ -55,21 +41,16 @@ class CheckpointRequest(NamedTuple):
 class CheckpointAck(NamedTuple):
     """A rank's part is written. ``error`` is 0, or the error number of what went wrong.
 
-    ``state`` is what a rank that writes no file goes on from (see :func:`pack`).
+    ``state`` is what a rank that writes no file goes on from: plain values (see :mod:`apex.state`).
     """
 
     number: int
     error: int
-    state: dict
+    state: dict[str, Any]
 
-    def words(self, role: str) -> np.ndarray:
-        """Return the acknowledgement of a ``role`` as it travels, int64[WORDS]."""
-        return _words([self.number, self.error, *pack(role, self.state).tolist()])
-
-    @classmethod
-    def of(cls, role: str, words: np.ndarray) -> CheckpointAck:
-        """Return the acknowledgement in ``words``."""
-        return cls(int(words[0]), int(words[1]), unpack(role, words[2:]))
+    def fault(self) -> str | None:
+        """Say what is wrong with the values; None where nothing is."""
+        return None if 0 <= self.error <= _MAX_ERRNO else f"a part of a checkpoint with error {self.error}"
 
 
 class EpsilonAssignment(NamedTuple):
@@ -78,79 +59,36 @@ class EpsilonAssignment(NamedTuple):
     position: int
     total: int
 
-    def words(self) -> np.ndarray:
-        """Return the assignment as it travels, int64[WORDS]."""
-        return _words([_ASSIGNMENT, *self])
-
-    @classmethod
-    def of(cls, words: np.ndarray) -> EpsilonAssignment | None:
-        """Return the assignment in ``words``, or None where they hold something else."""
-        return cls(*words[1:3].tolist()) if words[0] == _ASSIGNMENT and 0 <= words[1] < words[2] else None
-
-    @staticmethod
-    def ack() -> np.ndarray:
-        """Return the reply of an actor that has taken it, int64[WORDS]."""
-        return _words([_ASSIGNMENT])
+    def fault(self) -> str | None:
+        """Say what is wrong with the values; None where nothing is."""
+        return None if 0 <= self.position < self.total else f"a place {self.position} of {self.total} actors"
 
 
-def no_more_intake() -> np.ndarray:
-    """Return what the learner tells a replay rank once all actors have finished, int64[WORDS]."""
-    return _words([_NO_MORE_INTAKE])
+class EpsilonAck(NamedTuple):
+    """The actor explores so."""
+
+    def fault(self) -> str | None:
+        """Nothing can be wrong."""
+        return None
 
 
-def is_no_more_intake(words: np.ndarray) -> bool:
-    """Whether ``words`` are those of :func:`no_more_intake`."""
-    return bool(words[0] == _NO_MORE_INTAKE and not words[1:].any())
+class NoMoreIntake(NamedTuple):
+    """All actors have finished, so a replay rank's counts are final once it has taken what is here. Nobody acknowledges it."""
+
+    def fault(self) -> str | None:
+        """Nothing can be wrong."""
+        return None
 
 
-# What the state of each role's acknowledgement holds, in the order of its words.
-_STATE = {ACTOR: ("counters", "rng"), EVALUATOR: ("counters", "next_steps", "best_return")}
-_RNG = ("state", "inc")
-_LOW = (1 << 64) - 1
+Request = CheckpointRequest | EpsilonAssignment | NoMoreIntake
+Ack = CheckpointAck | EpsilonAck
+REQUESTS: dict[str, type[Request]] = {
+    "checkpoint": CheckpointRequest, "epsilon": EpsilonAssignment, "no more intake": NoMoreIntake,
+}  # fmt: skip
+ACKS: dict[str, type[Ack]] = {"checkpoint written": CheckpointAck, "epsilon taken": EpsilonAck}
 
 
-def pack(role: str, state: dict) -> np.ndarray:
-    """Return a state of a ``role`` as int64[n].
-
-    An actor's state holds ``counters`` (name -> float) and ``rng`` (see :mod:`apex.seeds`). The evaluator's
-    holds ``counters``, ``next_steps`` (int) and ``best_return`` (float). That of other roles is empty.
-    """
-    words: list[int] = []
-    for name in _STATE.get(role, ()):
-        held = state[name]
-        if name == "counters":
-            counters = [held[field] for field in REPORT_FIELDS[role]]
-            words += _bits(counters + [0.0] * (MAX_REPORT - len(counters)))
-        elif name == "rng":
-            unsigned = [word for part in _RNG for word in divmod(held[part], 1 << 64)]
-            unsigned += [held["has_uint32"], held["uinteger"]]
-            words += np.array(unsigned, np.uint64).view(np.int64).tolist()
-        else:
-            words += _bits([held]) if isinstance(held, float) else [held]
-    return np.array(words, np.int64)
-
-
-def unpack(role: str, words: np.ndarray) -> dict:
-    """Return the state that :func:`pack` has packed; of other words, any state."""
-    state: dict = {}
-    layout = _STATE.get(role, ())
-    if "counters" in layout:
-        state["counters"] = dict(zip(REPORT_FIELDS[role], words[:MAX_REPORT].view(np.float64).tolist()))
-    rest = words[MAX_REPORT:]
-    if "rng" in layout:
-        high, low, inc_high, inc_low, has_uint32, uinteger = (word & _LOW for word in rest[:6].tolist())
-        state["rng"] = {"state": high << 64 | low, "inc": inc_high << 64 | inc_low}
-        state["rng"] |= {"has_uint32": has_uint32, "uinteger": uinteger}
-    if "next_steps" in layout:
-        state |= {"next_steps": int(rest[0]), "best_return": float(rest[1:2].view(np.float64)[0])}
-    return state
-
-
-def _bits(numbers: Sequence[float]) -> list[int]:
-    return np.array(numbers, np.float64).view(np.int64).tolist()
-
-
-def _words(values: Sequence[int]) -> np.ndarray:
-    words = np.zeros(WORDS, np.int64)
-    words[: len(values)] = values
-    return words
+def as_json(message: Request | Ack) -> dict[str, Any]:
+    """Return a message as it travels."""
+    kinds = {cls: kind for kind, cls in {**REQUESTS, **ACKS}.items()}
+    return {"kind": kinds[type(message)], **message._asdict()}

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from apex.control import Ack, Request
+
 
 class IntakeEvent(NamedTuple):
     """An intake batch has landed in the buffer given to ``poll``: its length and the sending actor."""
@@ -43,16 +45,12 @@ class Report(NamedTuple):
     vector: np.ndarray
 
 
-WORDS = 32
-"""Length of an announcement and of its answer: int64[WORDS], whose meaning is the roles' own (see ``apex.checkpoint_files``)."""
-
-
-class Answer(NamedTuple):
-    """What a rank answers to an announcement: role, role index, int64[WORDS]."""
+class Acknowledged(NamedTuple):
+    """A rank has done what the learner asked for: role, role index, the acknowledgement."""
 
     role: str
     index: int  # type: ignore[assignment]  # a field in place of tuple's method
-    words: np.ndarray
+    ack: Ack
 
 
 LOST, REPLACED, NOT_REPLACED = "lost", "replaced", "not replaced"
@@ -117,11 +115,11 @@ class Port(Protocol):
     def send_report(self, vector: np.ndarray) -> bool:
         """Send this role's counters to the learner; False (not sent) while an earlier report is on its way."""
 
-    def poll_announcement(self) -> np.ndarray | None:
-        """Return the learner's announcement (int64[WORDS]) if one has arrived; to be polled until ``finished``."""
+    def poll_request(self) -> Request | None:
+        """Return the learner's request if one has arrived; to be polled until ``finished``."""
 
-    def answer(self, words: np.ndarray) -> None:
-        """Answer the announcement that was polled last (copied); once at most, and not after ``finish``."""
+    def acknowledge(self, ack: Ack) -> None:
+        """Acknowledge the request that was polled last; once at most, and not after ``finish``."""
 
     def request_stop(self) -> None:
         """Ask the learner to end the run (a signal arrived here). May be called at any time; once it is ``stopping``, nothing is sent."""
@@ -206,26 +204,32 @@ class LearnerPort(Port, Protocol):
         The message, read-only, stays valid until the next call, or the first ``progress`` after ``stop``.
         """
 
-    def send_priorities(self, replay: int, message: np.ndarray) -> None:
-        """Send a priority message (copied before this returns)."""
+    def priority_buffer(self) -> np.ndarray:
+        """Return a free buffer of one priority message; ``send_priorities`` is to follow."""
 
-    def publish(self, message: np.ndarray) -> None:
-        """Make a weight message the newest (copied before this returns); older ones are never sent again."""
+    def send_priorities(self, replay: int) -> None:
+        """Send what the last ``priority_buffer`` was filled with."""
+
+    def wants_weights(self, learner_steps: int) -> bool:
+        """Whether a rank waits for weights, and those of so many learner steps are enough for it."""
+
+    def publish_buffer(self, nbytes: int) -> np.ndarray:
+        """Return a buffer of one weight message that nobody reads; ``publish`` is to follow."""
+
+    def publish(self) -> None:
+        """Make what the last ``publish_buffer`` was filled with the newest; older ones are never sent again."""
 
     def poll_reports(self) -> list[Report]:
         """Return the reports received since the last call."""
 
-    def announce(self, rank: int, words: np.ndarray) -> None:
-        """Tell a rank (int64[WORDS], copied); not again before it has answered, so that one at most is on its way.
+    def request(self, rank: int, request: Request) -> None:
+        """Ask a rank; not again before it has acknowledged, so that one request at most is on its way.
 
-        After ``stop`` once more at most, without an answer, and it arrives after all else that this rank was sent.
+        After ``stop`` once more at most, without an acknowledgement, and it arrives after all else that this rank was sent.
         """
 
-    def poll_answers(self) -> list[Answer]:
-        """Return the answers received since the last call."""
-
-    def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
-        """Return the weight message of that version if it is one of the last two the evaluator was given."""
+    def poll_acks(self) -> list[Acknowledged]:
+        """Return the acknowledgements received since the last call."""
 
     def poll_changes(self) -> list[Change]:
         """Return which acting ranks were lost or replaced since the last call; for ports that tolerate a loss."""

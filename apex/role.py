@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
-from apex.control import CheckpointRequest, is_no_more_intake
+from apex.control import CheckpointRequest, NoMoreIntake, Request
 from apex.metrics import Counters
 from apex.ports import Port
 
@@ -28,14 +26,14 @@ class Role:
     def step(self) -> bool:
         """Do one unit of work; return False when there was nothing to do but wait."""
         self.port.progress()
-        announced = self.port.poll_announcement()
-        if announced is not None and is_no_more_intake(announced):  # it may overtake the word to stop
-            self.no_more_intake, announced = True, None
+        request = self.port.poll_request()
+        if type(request) is NoMoreIntake:
+            self.no_more_intake = True
         if self.port.stopping:
             return self._end()
-        if announced is not None:
+        if request is not None:
             # A step of its own: where roles take turns, nothing then moves between the first part of a checkpoint and the last.
-            self.on_control(announced)
+            self.on_request(request)
             return True
         self._report_if_due()
         return self.work()
@@ -76,13 +74,9 @@ class Role:
     def close(self) -> None:
         """Free what the role holds."""
 
-    def on_control(self, words: np.ndarray) -> None:
-        """Do what the learner asks for, int64[WORDS], or reject it."""
-        try:
-            request = CheckpointRequest.of(words)
-        except ValueError as refusal:
-            self.port.refuse(str(refusal))
-        else:
+    def on_request(self, request: Request) -> None:
+        """Do what the learner asks for."""
+        if type(request) is CheckpointRequest:
             self.on_checkpoint(request)
 
     def _end(self) -> bool:

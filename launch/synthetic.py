@@ -297,10 +297,8 @@ class SyntheticLearner(Measured):
         self._config, self._sampling, self._seconds = config, sampling, seconds
         self._period_s = 1.0 / batches_per_s if batches_per_s else 0.0
         self._samples = sample_layout(SPEC, config.learner.batch_size)
-        priorities = priority_layout(config.learner.batch_size)
-        self._message = aligned_bytes(priorities.nbytes)
-        self._priorities = priorities.views(self._message)
-        self._priorities["priority"][:] = np.random.default_rng(0).random(config.learner.batch_size)
+        self._layout = priority_layout(config.learner.batch_size)
+        self._noise = np.random.default_rng(0).random(config.learner.batch_size)
         self._asked: deque[float] = deque()
         self._latencies: list[float] = []
         self._turn = self.batches = self.damaged = self.touched = 0
@@ -350,8 +348,9 @@ class SyntheticLearner(Measured):
             self._waited += now - max(self._ready_since, self._measure_from)
         self._fill_pipeline()
         self._look_at(message)
-        self._priorities["key"][:] = self._samples.views(message)["key"]
-        self.port.send_priorities(replay, self._message)
+        priorities = self._layout.views(self.port.priority_buffer())
+        priorities["key"][:], priorities["priority"][:] = self._samples.views(message)["key"], self._noise
+        self.port.send_priorities(replay)
         self.batches += 1
         self._due = max(self._due + self._period_s, now - 1.0)  # what was missed for longer is not made up for
         self._ready_since = max(time.perf_counter(), self._due)

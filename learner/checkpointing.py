@@ -22,16 +22,16 @@ import torch
 from apex import checkpoint
 from apex.checkpoint import Part
 from apex.config import Config, to_tables
-from apex.control import CheckpointAck, CheckpointRequest
+from apex.control import Ack, CheckpointAck, CheckpointRequest, EpsilonAssignment
 from apex.files import check_room, link_or_copy
 from apex.look import Unreadable
 from apex.ports import LearnerPort
 from apex.say import warn
-from apex.state import split
+from apex.state import are_numbers, split
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 
 Take = Callable[[], tuple[dict, dict]]
-_MAX_ERRNO = 4095  # as the kernel has it
+_OTHER = 0  # in place of a checkpoint's number
 _ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
 
 
@@ -155,17 +155,17 @@ class Checkpoints:
         copies = take()
         for rank in set(range(1, self.topology.size)) - self._owing - self._absent:
             self._told[rank] = self._number
-            self.port.announce(rank, request.words())
+            self.port.request(rank, request)
             self._owing.add(rank)
         self._writing.pause_s = time.perf_counter() - start
         self._writing.start(*copies)
 
-    def tell(self, rank: int, words: np.ndarray) -> bool:
+    def tell(self, rank: int, assignment: EpsilonAssignment) -> bool:
         """Send something else to a rank; return False, unsent, while the rank owes a reply."""
         if rank in self._owing:
             return False
-        self._told[rank] = int(words[0])
-        self.port.announce(rank, words)
+        self._told[rank] = _OTHER
+        self.port.request(rank, assignment)
         self._owing.add(rank)
         return True
 
@@ -180,19 +180,25 @@ class Checkpoints:
 
     def hear(self) -> bool:
         """Take replies, and finish a checkpoint that all have written; return whether there was a reply."""
-        heard = self.port.poll_answers()
-        for role, index, words in heard:
-            rank, reply = self.topology.rank(role, index), CheckpointAck.of(role, words)
-            is_awaited = rank in self._owing and reply.number == self._told.get(rank)
-            if not is_awaited or not 0 <= reply.error <= _MAX_ERRNO:
-                self.port.refuse(f"an answer of {role} {index} to no checkpoint that it was told of")
+        heard = self.port.poll_acks()
+        for role, index, reply in heard:
+            rank = self.topology.rank(role, index)
+            if rank not in self._owing or not self._is_due_from(rank, role, reply):
+                self.port.refuse(f"an acknowledgement of {role} {index} of no checkpoint that it was asked for")
                 continue
             self._owing.discard(rank)
-            if self._writing is not None:
+            if self._writing is not None and isinstance(reply, CheckpointAck):
                 self._writing.take(role, index, reply)
         if self._writing is not None:
             self._follow(self._writing)
         return bool(heard)
+
+    def _is_due_from(self, rank: int, role: str, reply: Ack) -> bool:
+        """Whether a reply is to what the rank was asked for last, and holds what a run can go on from."""
+        if not isinstance(reply, CheckpointAck):
+            return self._told.get(rank) == _OTHER
+        is_whole = role == REPLAY or are_numbers(reply.state.get("counters"))
+        return is_whole and reply.number == self._told.get(rank)
 
     def last_is_over(self, learner_steps: int, take: Take) -> bool:
         """Take the last checkpoint of the run, after one that is being written; return whether it is over."""

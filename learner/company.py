@@ -52,7 +52,7 @@ class Company:
             self._take(change)
         self._judge_silence(time.monotonic())
         for rank, rung in list(self._rungs.items()):
-            if self.checkpoints.tell(rank, rung.words()):
+            if self.checkpoints.tell(rank, rung):
                 del self._rungs[rank]
 
     def _take(self, change: Change) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 from apex import weights
 from apex.checkpoint import Reader
 from apex.config import Config
-from apex.control import no_more_intake
+from apex.control import NoMoreIntake
 from apex.ports import LearnerPort
 from apex.role import Role
-from apex.schema import EnvSpec, aligned_bytes, priority_layout, sample_layout, weight_layout
+from apex.schema import EnvSpec, priority_layout, sample_layout, weight_layout
 from apex.state import Checks, are_numbers, is_count, require, table_of
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner import importance
@@ -35,7 +35,7 @@ def _are_answers(held: Any) -> bool:
 
 STATE: Checks = {
     "run_log": log.STATE, "importance": importance.STATE, "counters": are_numbers,
-    "param_version": is_count, "turn": is_count, "requested": is_count,
+    "param_version": is_count, "turn": is_count, "requested": is_count, "publish_at": is_count,
     "answers": _are_answers,
 }  # fmt: skip
 
@@ -57,15 +57,16 @@ class Learner(Role):
         self.train = TrainStep(config, spec)
         self.importance = ImportanceWeights(config.learner.beta, config.learner.is_normalizer, topology.replay_ranks)
         self._samples, self._num_actions = sample_layout(spec, config.learner.batch_size), spec.num_actions
-        self._make_messages(config)
+        self._priorities = priority_layout(config.learner.batch_size)
+        self._weights = weight_layout(weights.size(self.train.online))
         self._turn = self._requested = 0  # replay rank that is asked next; batches asked for
-        self._param_version = 0
+        self._param_version = self._publish_at = 0  # publishes so far; learner steps from which the next is due
+        # In one process a resumed run is the same to the last bit, though its evaluator asks at other times.
+        self._publishes_anyway = config.run.transport == "local"
         self._said_last_word = False
         steps = -1 if reader is None else reader.learner_steps
         self.checkpoints = Checkpoints(config, topology, run_log.folder.checkpoints, port, steps)
-        if reader is None:
-            self._publish()
-        else:
+        if reader is not None:
             self._resume(reader)
         self.company: Company | None = None
         if config.run.tolerate == "actors":
@@ -77,6 +78,7 @@ class Learner(Role):
             return True
         if self.run_log.reason is not None:
             return False  # the last checkpoint is being written
+        self._publish_if_wanted(self.train.learner_steps)
         self._fill_pipeline()
         arrived = self.port.poll_sample()
         if arrived is None:
@@ -99,7 +101,7 @@ class Learner(Role):
         if not self._said_last_word and self.port.awaited().isdisjoint(topology.actor_ranks):
             self._said_last_word = True
             for rank in topology.replay_ranks_range:
-                self.port.announce(rank, no_more_intake())
+                self.port.request(rank, NoMoreIntake())
 
     def waiting_for(self) -> str:
         """Say what the learner waits for."""
@@ -118,12 +120,6 @@ class Learner(Role):
             self._turn = (self._turn + 1) % self.run_log.topology.replay_ranks
             self._requested += 1
 
-    def _make_messages(self, config: Config) -> None:
-        priorities, publish = priority_layout(config.learner.batch_size), weight_layout(weights.size(self.train.online))
-        self._priority_message, self._weight_message = aligned_bytes(priorities.nbytes), aligned_bytes(publish.nbytes)
-        self._priority_views = priorities.views(self._priority_message)
-        self._weight_views = publish.views(self._weight_message)
-
     def _train(self, replay: int, message: np.ndarray) -> None:
         views = self._samples.views(message)
         wrong = what_is_wrong(views, self._num_actions)
@@ -135,11 +131,11 @@ class Learner(Role):
         except NotFinite as error:
             self._skip(error, views)
             return
-        self._priority_views["key"][:] = views["key"]
-        self._priority_views["priority"][:] = result.priority
-        self.port.send_priorities(replay, self._priority_message)
+        priorities = self._priorities.views(self.port.priority_buffer())
+        priorities["key"][:] = views["key"]
+        priorities["priority"][:] = result.priority
+        self.port.send_priorities(replay)
         self._note(result, views["param_version"])
-        self._after_step(self.train.learner_steps)
 
     def _skip(self, error: NotFinite, views: dict[str, np.ndarray]) -> None:
         """Go on without the step, its priorities as they were; keep what it was made from. Too many end the run."""
@@ -149,16 +145,18 @@ class Learner(Role):
         if skipped > self.config.learner.max_skipped_steps:
             raise error
 
-    def _after_step(self, learner_steps: int) -> None:
-        if learner_steps % self.config.learner.publish_period == 0:
-            self._publish()
-
-    def _publish(self) -> None:
+    def _publish_if_wanted(self, learner_steps: int) -> None:
+        """Publish where that is due and somebody waits: a publish that nobody has asked for is not made."""
+        if learner_steps < self._publish_at or not (self._publishes_anyway or self.port.wants_weights(learner_steps)):
+            return
+        period = self.config.learner.publish_period
+        self._publish_at = (learner_steps // period + 1) * period
         self.train.check_finite()
         self._param_version += 1
-        self._weight_views["header"][:] = self._param_version, self.train.learner_steps
-        weights.flatten(self.train.online, self._weight_views["vector"])
-        self.port.publish(self._weight_message)
+        publish = self._weights.views(self.port.publish_buffer(self._weights.nbytes))
+        publish["header"][:] = self._param_version, learner_steps
+        weights.flatten(self.train.online, publish["vector"])
+        self.port.publish()
         self.counters.set("param_version", self._param_version)
 
     def _note(self, result: StepResult, versions: np.ndarray) -> None:
@@ -198,7 +196,7 @@ class Learner(Role):
 
     def state_dict(self) -> dict:
         """Return what the learner goes on from beside ``train``, whose tensors have a file of their own."""
-        values = {"param_version": self._param_version, "turn": self._turn, "requested": self._requested}
+        values = {"param_version": self._param_version, "turn": self._turn, "requested": self._requested, "publish_at": self._publish_at}
         owned = {"counters": self.counters, "importance": self.importance, "run_log": self.run_log}
         state = values | {name: owner.state_dict() for name, owner in owned.items()}
         return state | {"answers": self.run_log.last_reports(), "transport": self._on_their_way()}
@@ -228,10 +226,8 @@ class Learner(Role):
             reports = self._reports(reader) | {LEARNER: [self.counters.vector()]}
             self.run_log.load_state_dict(state["run_log"], reports)
             if reader.exact:
-                self._turn, self._requested = state["turn"], state["requested"]
+                self._turn, self._requested, self._publish_at = state["turn"], state["requested"], state["publish_at"]
                 self.port.restore(state["transport"]["arrays"], state["transport"]["values"])
-        if not reader.exact:
-            self._publish()
 
     def _reports(self, reader: Reader) -> dict[str, list[np.ndarray]]:
         """Return the reports that a checkpoint stands for, role -> vectors by index."""

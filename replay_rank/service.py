@@ -92,7 +92,7 @@ class ReplayService(Role):
                 self._acknowledge()
         else:
             error = self._write_values(request, state)
-            self.port.answer(CheckpointAck(request.number, error, {}).words(REPLAY))
+            self.port.acknowledge(CheckpointAck(request.number, error, {}))
 
     def state_dict(self) -> dict:
         """Return all that the rank goes on from, but the ring."""
@@ -128,7 +128,7 @@ class ReplayService(Role):
         request = self._request
         error = None if request is None else self.segments.poll()
         if request is not None and error is not None:
-            self.port.answer(CheckpointAck(request.number, error, {}).words(REPLAY))
+            self.port.acknowledge(CheckpointAck(request.number, error, {}))
             self._request = None
 
     def _write_values(self, request: CheckpointRequest, state: dict) -> int:

@@ -1,4 +1,4 @@
-"""What every endpoint does, over any wire: reports, announcements, the wish to stop, what is refused, and the end of the run.
+"""What every endpoint does, over any wire: reports, the learner's requests, the wish to stop, what is refused, and the end of the run.
 
 The end is exact. A rank whose sends have been taken and whose questions have been answered tells the
 learner that it has finished. Once all have, the learner tells all that the run is done, and only then does
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from apex.control import ACKS, REQUESTS, Ack, Request, as_json
 from apex.metrics import REPORT_FIELDS
-from apex.ports import LOST, WORDS, Change, PeerLost, Waking
+from apex.ports import LOST, Change, PeerLost, Waking
 from apex.refusals import Refusals
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
@@ -37,7 +38,7 @@ class Endpoint:
         self._finishing = self._told_finished = self._all_done = False
         self._asked_to_stop = False
         self._report_is_free = True
-        self._announcement: np.ndarray | None = None
+        self._request: Request | None = None
         wire.allowed = self._allowed()
 
     # --- what a role asks ---
@@ -78,14 +79,14 @@ class Endpoint:
         self.wire.send_control(LEARNER_RANK, {"kind": "report", "values": vector.tolist()}, _REPORT, urgent=False)
         return True
 
-    def poll_announcement(self) -> np.ndarray | None:
-        """Return what the learner has announced."""
-        announcement, self._announcement = self._announcement, None
-        return announcement
+    def poll_request(self) -> Request | None:
+        """Return what the learner asks for."""
+        request, self._request = self._request, None
+        return request
 
-    def answer(self, words: np.ndarray) -> None:
-        """Send the learner the answer to the last announcement."""
-        self.wire.send_control(LEARNER_RANK, {"kind": "answer", "words": words.tolist()})
+    def acknowledge(self, ack: Ack) -> None:
+        """Tell the learner that the last request has been fulfilled."""
+        self.wire.send_control(LEARNER_RANK, as_json(ack))
 
     def request_stop(self) -> None:
         """Ask the learner once, and not while the run ends already: it may be gone."""
@@ -134,7 +135,7 @@ class Endpoint:
 
     def _open_receives(self) -> list[str]:
         """Name what this rank has asked for and not been given; it cannot leave before."""
-        return [] if self._announcement is None else ["its own turn to hear an announcement"]
+        return [] if self._request is None else ["its own turn to take a request"]
 
     # --- checks ---
 
@@ -163,8 +164,11 @@ class Endpoint:
             self.wire.begin_end()
         elif kind == "done" and self._told_finished:
             self._all_done = True
-        elif kind == "announcement" and are_words(message["words"]):
-            self._announcement = np.array(message["words"], np.int64)
+        elif kind in REQUESTS:
+            request = REQUESTS[kind](**{name: message[name] for name in CONTROLS[kind].fields})
+            if request.fault() is not None:
+                return False
+            self._request = request
         elif kind == "kill" and _are_int64(message["pid"], message["began"]):
             end_process(message["pid"], message["began"])
         else:
@@ -202,9 +206,10 @@ def are_floats(values: list[Any], length: int) -> bool:
     return len(values) == length and all(type(value) is float or _are_int64(value) for value in values)
 
 
-def are_words(words: list[Any]) -> bool:
-    """Whether a list of JSON holds an announcement or an answer, int64[WORDS]."""
-    return len(words) == WORDS and _are_int64(*words)
+def acknowledgement(kind: str, message: dict[str, Any]) -> Ack | None:
+    """Return the acknowledgement that a control message holds, None where its values are wrong."""
+    ack = ACKS[kind](**{name: message[name] for name in CONTROLS[kind].fields})
+    return ack if ack.fault() is None else None
 
 
 def _are_int64(*values: object) -> bool:

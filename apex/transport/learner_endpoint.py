@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from apex.ports import LOST, REPLACED, Answer, Change, Report
+from apex.control import ACKS, Request, as_json
+from apex.ports import LOST, REPLACED, Acknowledged, Change, Report
 from apex.schema import Limits, aligned_bytes
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.endpoint import MESSAGES_PER_PROGRESS, Endpoint, are_floats, are_words, report_length
+from apex.transport.endpoint import MESSAGES_PER_PROGRESS, Endpoint, acknowledgement, are_floats, report_length
 from apex.transport.process import end_process
 from apex.transport.weights import WeightServer, read_request
 from apex.transport.wire import Held, Kind, Received, Sent, Wire
 
 _TO_LEARNER = frozenset([Kind.SAMPLE, Kind.WEIGHT_REQUEST])
-_SPARE_PUBLISHES = 4  # beside one for each acting rank: the newest, the one being written, and the evaluator's last two
+_SPARE_PUBLISHES = 2  # beside one for each acting rank: the newest, and the one being written
 _NOTHING = np.zeros(0, np.uint8)
 
 
@@ -38,13 +39,13 @@ class LearnerEndpoint(Endpoint):
         self._given_out: Received | None = None
         self._priorities: list[np.ndarray] = []
         self._free_priorities: list[int] = []
-        self._weights = WeightServer(wire, topology.num_actors + 1 + _SPARE_PUBLISHES, topology.evaluator_rank)
+        self._weights = WeightServer(wire, topology.num_actors + 1 + _SPARE_PUBLISHES)
         self._unfinished = set(range(1, topology.size))
-        self._last_words: dict[int, np.ndarray] = {}  # by rank: announcements that go after all else
+        self._last_requests: dict[int, Request] = {}  # by rank: what goes after all else
         self._away: set[int] = set()  # lost, and not replaced
         self._asked_to_kill = 0
         self._reports: list[Report] = []
-        self._answers: list[Answer] = []
+        self._acks: list[Acknowledged] = []
         self._changes: list[Change] = []
 
     def request_sample(self, replay: int) -> None:
@@ -60,40 +61,47 @@ class LearnerEndpoint(Endpoint):
         self._given_out, replay = self._requests[0].message, self._requests.popleft().replay
         return replay, self._given_out.view()
 
-    def send_priorities(self, replay: int, message: np.ndarray) -> None:
-        """Send a copy; the copies live in buffers that are used again."""
+    def priority_buffer(self) -> np.ndarray:
+        """Return a buffer that is not on its way."""
         if not self._free_priorities:
             self._priorities.append(aligned_bytes(self.limits.priority_nbytes))
             self._free_priorities.append(len(self._priorities) - 1)
+        return self._priorities[self._free_priorities[-1]]
+
+    def send_priorities(self, replay: int) -> None:
+        """Send the buffer that was filled."""
         row = self._free_priorities.pop()
-        self._priorities[row][:] = message
         self.wire.send(self.topology.replay_ranks_range[replay], Kind.PRIORITY, self._priorities[row], row + 1)
 
-    def publish(self, message: np.ndarray) -> None:
-        """Copy into a buffer that nobody reads any more."""
-        self._weights.acquire(len(message))[:] = message
+    def wants_weights(self, learner_steps: int) -> bool:
+        """Whether somebody waits for what could be published now."""
+        return any(wanted <= learner_steps for wanted in self._weights.requests.values())
+
+    def publish_buffer(self, nbytes: int) -> np.ndarray:
+        """Return a buffer that nobody reads any more."""
+        return self._weights.acquire(nbytes)
+
+    def publish(self) -> None:
+        """Make what was filled the newest, and answer whoever waits for it."""
         self._weights.commit()
+        self._weights.answer(self.stopping)
 
-    def sent_to_evaluator(self, param_version: int) -> np.ndarray | None:
-        """Return one of the last two publishes the evaluator was given."""
-        return self._weights.given_to_watched(param_version)
-
-    def announce(self, rank: int, words: np.ndarray) -> None:
-        """Tell a rank; while the run ends once the rank has taken all else, which this could overtake."""
+    def request(self, rank: int, request: Request) -> None:
+        """Ask a rank; while the run ends once the rank has taken all else, which this could overtake."""
         if self.stopping:
-            self._last_words[rank] = words.copy()
+            self._last_requests[rank] = request
         else:
-            self._announce(rank, words)
+            self.wire.send_control(rank, as_json(request))
 
     def poll_reports(self) -> list[Report]:
         """Return the reports since the last call."""
         reports, self._reports = self._reports, []
         return reports
 
-    def poll_answers(self) -> list[Answer]:
-        """Return the answers since the last call."""
-        answers, self._answers = self._answers, []
-        return answers
+    def poll_acks(self) -> list[Acknowledged]:
+        """Return the acknowledgements since the last call."""
+        acks, self._acks = self._acks, []
+        return acks
 
     def poll_changes(self) -> list[Change]:
         """Return which acting ranks were lost or replaced since the last call."""
@@ -126,8 +134,8 @@ class LearnerEndpoint(Endpoint):
             self.wire.begin_end()
             self._tell_all({"kind": "stop"})
 
-    def poll_announcement(self) -> None:
-        """Nobody announces anything to the learner."""
+    def poll_request(self) -> None:
+        """Nobody asks the learner for anything."""
 
     def send_report(self, vector: np.ndarray) -> bool:
         """The learner's own report needs no message."""
@@ -153,20 +161,17 @@ class LearnerEndpoint(Endpoint):
         self._weights.load_state_dict(state["weights"])
 
     def _exchange(self) -> None:
+        self._weights.answer(self.stopping)  # before new requests come: the role may publish first
         for _ in range(MESSAGES_PER_PROGRESS):
             message = self.wire.receive(_TO_LEARNER)
             if message is None:
                 break
             (self._take_sample if message.kind == Kind.SAMPLE else self._take_request)(message)
-        self._weights.answer(self.stopping)
         if self.stopping:
             self._drop_samples()
-            taking = {dest for dest, _ in self.wire.open_sends()} if self._last_words else set()
-            for rank in self._last_words.keys() - taking:
-                self._announce(rank, self._last_words.pop(rank))
-
-    def _announce(self, rank: int, words: np.ndarray) -> None:
-        self.wire.send_control(rank, {"kind": "announcement", "words": words.tolist()})
+            taking = {dest for dest, _ in self.wire.open_sends()} if self._last_requests else set()
+            for rank in self._last_requests.keys() - taking:
+                self.wire.send_control(rank, as_json(self._last_requests.pop(rank)))
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for rank in range(1, self.topology.size):
@@ -203,8 +208,8 @@ class LearnerEndpoint(Endpoint):
     def _act(self, source: int, kind: str, message: dict[str, Any]) -> bool:
         if kind == "report" and are_floats(message["values"], report_length(self.topology, source)):
             self._reports.append(Report(*self.topology.role(source), np.array(message["values"], np.float64)))
-        elif kind == "answer" and are_words(message["words"]):
-            self._answers.append(Answer(*self.topology.role(source), np.array(message["words"], np.int64)))
+        elif kind in ACKS and (ack := acknowledgement(kind, message)) is not None:
+            self._acks.append(Acknowledged(*self.topology.role(source), ack))
         elif kind == "stop request":
             self.stop_requested = True
         elif kind == "finished" and self.stopping:
@@ -242,7 +247,7 @@ class LearnerEndpoint(Endpoint):
         """Once all are through, tell all that the run is done, and leave when they have heard it."""
         if self._told_finished:
             self.finished = not self.wire.open_sends()
-        elif self.stopping and self._finishing and not (self._unfinished or self._last_words or self._is_open()):
+        elif self.stopping and self._finishing and not (self._unfinished or self._last_requests or self._is_open()):
             self._told_finished = True
             self._tell_all({"kind": "done"})
             self.finished = not self.wire.open_sends()

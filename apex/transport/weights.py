@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -34,16 +33,14 @@ class WeightServer:
     """Publishes in memory that neighbours read in place, and who is to be answered with the newest.
 
     A receiver that sleeps holds one publish, never more; so with ``rows`` for all receivers there is always a free one.
-    The last two that the rank ``watched`` was given are kept.
     """
 
-    def __init__(self, wire: Wire, rows: int, watched: int = _NONE):
+    def __init__(self, wire: Wire, rows: int):
         self.requests: dict[int, int] = {}  # rank -> learner steps wanted
-        self._wire, self._num_rows, self._watched = wire, rows, watched
+        self._wire, self._num_rows = wire, rows
         self._rows: list[np.ndarray] = []
         self._readers: list[int] = []
         self._newest = self._filling = _NONE
-        self._given: deque[int] = deque(maxlen=2)
 
     @property
     def steps(self) -> int:
@@ -55,7 +52,7 @@ class WeightServer:
         if not self._rows:
             self._rows = list(self._wire.allocate(self._num_rows, align(nbytes))[:, :nbytes])
             self._readers = [0] * self._num_rows
-        idle = (i for i, readers in enumerate(self._readers) if not readers and i != self._newest and i not in self._given)
+        idle = (i for i, readers in enumerate(self._readers) if not readers and i != self._newest)
         self._filling = next(idle, _NONE)
         if self._filling == _NONE:
             self._rows.append(aligned_bytes(nbytes))
@@ -80,20 +77,13 @@ class WeightServer:
         """A receiver has taken a publish."""
         self._readers[token - 1] -= 1
 
-    def given_to_watched(self, param_version: int) -> np.ndarray | None:
-        """Return one of the last two publishes that the watched rank was given."""
-        return next((self._rows[i] for i in self._given if weight_header(self._rows[i])[0] == param_version), None)
-
     def state_dict(self) -> dict[str, Any]:
         """Return what a run in one process goes on from."""
         newest = None if self._newest == _NONE else self._rows[self._newest].copy()
-        return {"newest": newest, "given": [self._rows[i].copy() for i in self._given], "requests": dict(self.requests)}
+        return {"newest": newest, "requests": {str(rank): wanted for rank, wanted in self.requests.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from ``state_dict``."""
-        for message in state["given"]:
-            self.acquire(len(message))[:] = message
-            self._given.append(self._filling)
         if state["newest"] is not None:
             self.acquire(len(state["newest"]))[:] = state["newest"]
             self.commit()
@@ -102,8 +92,6 @@ class WeightServer:
     def _give(self, rank: int) -> None:
         self._readers[self._newest] += 1
         self._wire.send(rank, Kind.WEIGHTS, self._rows[self._newest], self._newest + 1)
-        if rank == self._watched:
-            self._given.append(self._newest)
 
     def _refuse(self, rank: int) -> None:
         self._wire.send(rank, Kind.WEIGHTS, _NOTHING)

@@ -104,8 +104,13 @@ _ACTING = (EVALUATOR, ACTOR)
 _MEMBERS = (REPLAY, *_ACTING)
 CONTROLS: dict[str, Control] = {
     "report": Control(_MEMBERS, (LEARNER,), {"values": list}, "one in flight: the next waits until it has been taken"),
-    "announcement": Control((LEARNER,), _MEMBERS, {"words": list}, "one, until it is answered"),
-    "answer": Control(_MEMBERS, (LEARNER,), {"words": list}, "one for each announcement"),
+    "checkpoint": Control(
+        (LEARNER,), _MEMBERS, {"number": int, "learner_steps": int, "base": int}, "one request, until it is acknowledged"
+    ),
+    "checkpoint written": Control(_MEMBERS, (LEARNER,), {"number": int, "error": int, "state": dict}, "one for each request"),
+    "epsilon": Control((LEARNER,), (ACTOR,), {"position": int, "total": int}, "one request, until it is acknowledged"),
+    "epsilon taken": Control((ACTOR,), (LEARNER,), {}, "one for each request"),
+    "no more intake": Control((LEARNER,), (REPLAY,), {}, "one for each rank, after all else that it was sent"),
     "stop request": Control(_MEMBERS, (LEARNER,), {}, "one for each rank"),
     "stop": Control((LEARNER,), _MEMBERS, {}, "one for each rank"),
     "finished": Control(_MEMBERS, (LEARNER,), {}, "one for each rank, once it waits for nothing any more"),

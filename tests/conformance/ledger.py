@@ -10,7 +10,7 @@ from apex.schema import Limits
 
 INTAKE, SAMPLE, PRIORITY, REPORT = "intake batch", "sample batch", "priority message", "report"
 REQUEST, REFUSAL = "sample request", "refusal"
-ANNOUNCEMENT, ANSWER = "announcement", "answer"
+CONTROL_REQUEST, ACK = "request", "acknowledgement"
 ANY_REPLAY = -1  # the port chooses which replay rank an intake batch goes to
 NEVER = 10**9  # learner steps that no publish reaches
 
@@ -38,13 +38,18 @@ class Ledger:
         self.received = defaultdict(list)
         self.published: dict[int, tuple] = {}  # param_version -> (length, checksum)
         self.weights: list[tuple[int, int, int, tuple]] = []  # (param_version, learner steps, steps asked for, (length, checksum))
-        self.asked_for_weights = self.evaluated = 0
+        self.asked_for_weights = 0
         self.problems: list[str] = []
 
     def expect(self, holds: bool, rule: str) -> None:
         """Note a broken rule."""
         if not holds:
             self.problems.append(f"rank {self.rank}: {rule}")
+
+
+def seal_control(message: tuple) -> tuple[int, int]:
+    """Return ``(length, checksum)`` of a control message."""
+    return seal(np.frombuffer(repr(message).encode(), np.uint8))
 
 
 def seal(data: np.ndarray) -> tuple[int, int]:

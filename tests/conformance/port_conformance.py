@@ -14,7 +14,7 @@ A new transport is tested by one fixture and an empty subclass:
 
 from collections import Counter, defaultdict
 
-from ledger import ANNOUNCEMENT, ANSWER, ANY_REPLAY, INTAKE, PRIORITY, REFUSAL, REPORT, REQUEST, SAMPLE, Ledger, Scenario
+from ledger import ACK, ANY_REPLAY, CONTROL_REQUEST, INTAKE, PRIORITY, REFUSAL, REPORT, REQUEST, SAMPLE, Ledger, Scenario
 
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
@@ -46,8 +46,8 @@ class PortConformance:
 
     def test_the_storm_was_one(self, outcomes):
         counts = outcomes["storm"]["counts"]
-        least = {INTAKE: 40, SAMPLE: 60, PRIORITY: 60, REPORT: 20, REQUEST: 60, "weights": 20, "evaluated": 1}
-        least |= {ANNOUNCEMENT: 20, ANSWER: 20}
+        least = {INTAKE: 40, SAMPLE: 60, PRIORITY: 60, REPORT: 20, REQUEST: 60, "weights": 20}
+        least |= {CONTROL_REQUEST: 20, ACK: 20}
         assert {kind: counts[kind] for kind, n in least.items() if counts[kind] < n} == {}
 
     def test_requests_that_were_open_at_the_end_were_refused_and_nobody_hung(self, outcomes):
@@ -95,7 +95,6 @@ def _judge_round(topology: Topology, scenario: Scenario, ranks: list[Ledger], pr
         counts[kind] += len(messages)
     counts["weights"] += sum(len(rank.weights) for rank in ranks)
     counts["unanswered weight requests"] += sum(rank.asked_for_weights - len(rank.weights) for rank in ranks)
-    counts["evaluated"] += ranks[LEARNER_RANK].evaluated
 
 
 def _problems(outcomes: dict, kind: str) -> list[str]:
@@ -114,7 +113,7 @@ def _together(ranks: list[Ledger], side: str) -> dict[tuple, list]:
 def _lost_or_changed(sent: dict, received: dict) -> list[str]:
     problems = []
     for key in sorted(sent.keys() | received.keys()):
-        if key[0] in (INTAKE, PRIORITY, REPORT, REQUEST, ANNOUNCEMENT, ANSWER):
+        if key[0] in (INTAKE, PRIORITY, REPORT, REQUEST, CONTROL_REQUEST, ACK):
             lost, extra = Counter(sent[key]) - Counter(received[key]), Counter(received[key]) - Counter(sent[key])
             if lost or extra:
                 problems.append(f"{key}: of {len(sent[key])}, {lost.total()} are lost or changed, {extra.total()} came unsent")
@@ -123,7 +122,7 @@ def _lost_or_changed(sent: dict, received: dict) -> list[str]:
 
 def _out_of_order(sent: dict, received: dict) -> list[str]:
     """The order of intake batches is free; the last sample batches may be dropped by a learner that ends."""
-    keys = [key for key in received if key[0] in (SAMPLE, PRIORITY, REPORT, ANNOUNCEMENT, ANSWER)]
+    keys = [key for key in received if key[0] in (SAMPLE, PRIORITY, REPORT, CONTROL_REQUEST, ACK)]
     return [f"{key}: received in another order than sent" for key in keys if received[key] != sent[key][: len(received[key])]]
 
 

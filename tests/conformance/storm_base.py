@@ -1,4 +1,4 @@
-"""What all roles of a storm share (see ``stormers``): random payloads and pauses, reports, announcements, and the end."""
+"""What all roles of a storm share (see ``stormers``): random payloads and pauses, reports, requests, and the end."""
 
 import gc
 import random
@@ -6,10 +6,10 @@ import time
 from collections import deque
 
 import numpy as np
-from ledger import ANNOUNCEMENT, ANSWER, REPORT, Ledger, Scenario, seal
+from ledger import ACK, CONTROL_REQUEST, REPORT, Ledger, Scenario, seal, seal_control
 
+from apex.control import CheckpointAck, CheckpointRequest
 from apex.metrics import REPORT_FIELDS
-from apex.ports import WORDS
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.drive import Wait
 
@@ -28,6 +28,18 @@ def zmq_port(world, topology: Topology, limits, command: list[str] | None = None
     from apex.transport.zmq import make_wire
 
     return endpoints.make(make_wire(world, topology, limits, command), topology, limits)
+
+
+def publish(port, message: np.ndarray) -> None:
+    """Have a learner's port publish a weight message."""
+    port.publish_buffer(len(message))[:] = message
+    port.publish()
+
+
+def send_priorities(port, replay: int, message: np.ndarray) -> None:
+    """Have a learner's port send a priority message."""
+    port.priority_buffer()[:] = message
+    port.send_priorities(replay)
 
 
 def used_publishes(port) -> int:
@@ -59,7 +71,7 @@ class Stormer:
         largest = max(scenario.intake_nbytes, scenario.weight_nbytes, scenario.limits.sample_nbytes)
         self._noise = np.frombuffer(self.rng.randbytes(2 * largest), np.uint8)
         self._reports, self._last_report_sent = 0, False
-        self._owed: deque[np.ndarray] = deque()  # announcements not yet answered
+        self._owed: deque[CheckpointRequest] = deque()  # requests not yet acknowledged
         self.set_up()
 
     def set_up(self) -> None:
@@ -73,14 +85,14 @@ class Stormer:
     def step(self) -> bool:
         """Do one thing; return whether there was anything to do."""
         self.port.progress()
-        self._hear_announcement()
+        self._take_request()
         if self.rng.random() < 0.02:
             gc.collect()
         if self.rng.random() < 0.1:
             time.sleep(self.rng.random() * self.scenario.delay_s)
         if not self.port.stopping:
             self._send_report(0.2)
-            self._answer_announcement()
+            self._acknowledge()
             return self.work()
         self._end()
         if self.rng.random() < 0.5:
@@ -113,24 +125,19 @@ class Stormer:
         """Note a message from rank ``origin``."""
         self.ledger.received[kind, origin, self.rank].append(sealed)
 
-    def words(self) -> np.ndarray:
-        """Return an announcement or answer that differs from every other."""
-        return np.frombuffer(self.rng.randbytes(8 * WORDS), np.int64)
+    def _take_request(self) -> None:
+        request = self.port.poll_request()
+        if request is not None:
+            self.got(CONTROL_REQUEST, LEARNER_RANK, seal_control(request))
+            self._owed.append(request)
+            self.ledger.expect(len(self._owed) == 1, "another request came before the last was acknowledged")
 
-    def _hear_announcement(self) -> None:
-        words = self.port.poll_announcement()
-        if words is not None:
-            self.got(ANNOUNCEMENT, LEARNER_RANK, seal(words.view(np.uint8)))
-            self._owed.append(words)
-            self.ledger.expect(len(self._owed) == 1, "another announcement came before the last was answered")
-
-    def _answer_announcement(self) -> None:
+    def _acknowledge(self) -> None:
         if self._owed and self.rng.random() < 0.5:
             self._owed.popleft()
-            words = self.words().copy()
-            self.sent(ANSWER, LEARNER_RANK, seal(words.view(np.uint8)))
-            self.port.answer(words)
-            words[:] = 0  # it was copied
+            ack = CheckpointAck(self.rng.getrandbits(63), self.rng.randrange(100), {"noise": [self.rng.random(), float("inf")]})
+            self.sent(ACK, LEARNER_RANK, seal_control(ack))
+            self.port.acknowledge(ack)
 
     def report_vector(self) -> np.ndarray:
         """Return a report that differs from every other."""

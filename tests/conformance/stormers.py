@@ -9,9 +9,9 @@ from collections import deque
 
 import numpy as np
 from ledger import (
-    ANNOUNCEMENT,
-    ANSWER,
+    ACK,
     ANY_REPLAY,
+    CONTROL_REQUEST,
     INTAKE,
     NEVER,
     PRIORITY,
@@ -22,9 +22,11 @@ from ledger import (
     Ledger,
     Scenario,
     seal,
+    seal_control,
 )
-from storm_base import Stormer
+from storm_base import Stormer, publish, send_priorities
 
+from apex.control import CheckpointRequest
 from apex.metrics import REPORT_FIELDS
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import aligned_bytes, weight_header
@@ -216,7 +218,7 @@ class StormLearner(Stormer):
             self._publish()
         if self.rng.random() < 0.5:
             self._request_samples()
-        self._announce()
+        self._ask()
         took = self._take_sample()
         if self.port.stop_requested and self.taken >= self.scenario.samples and self.rng.random() < 0.2:
             self._stop()
@@ -231,17 +233,16 @@ class StormLearner(Stormer):
         self._hear()
         return self.ledger
 
-    def _announce(self) -> None:
+    def _ask(self) -> None:
         for rank in set(range(1, self.topology.size)) - self.owing:
             if self.rng.random() < 0.3:
-                words = self.words().copy()
-                self.sent(ANNOUNCEMENT, rank, seal(words.view(np.uint8)))
-                self.port.announce(rank, words)
-                words[:] = 0  # it was copied
+                request = CheckpointRequest(1 + self.rng.getrandbits(62), self.rng.getrandbits(63), 0)
+                self.sent(CONTROL_REQUEST, rank, seal_control(request))
+                self.port.request(rank, request)
                 self.owing.add(rank)
 
     def _stop(self) -> None:
-        self._announce()
+        self._ask()
         self._request_samples()
         for replay in range(self.topology.replay_ranks):
             self._send_priorities(replay)
@@ -271,7 +272,7 @@ class StormLearner(Stormer):
 
     def _send_priorities(self, replay: int) -> None:
         self.sent(PRIORITY, self.topology.replay_ranks_range[replay], self.fill(self.priorities))
-        self.port.send_priorities(replay, self.priorities)
+        send_priorities(self.port, replay, self.priorities)
         self.priorities[:] = _GIVEN_BACK  # it was copied
 
     def _publish(self) -> None:
@@ -279,28 +280,19 @@ class StormLearner(Stormer):
         self.fill(self.weights)
         self.weights[:16].view(np.int64)[:] = self.version, self.steps
         self.ledger.published[self.version] = seal(self.weights)
-        self.port.publish(self.weights)
+        publish(self.port, self.weights)
         self.weights[:] = _GIVEN_BACK  # it was copied
 
     def _hear(self) -> bool:
         reports = self.port.poll_reports()
         for role, index, vector in reports:
             self.got(REPORT, _rank(self.topology, role, index), seal(vector.view(np.uint8)))
-            if role == EVALUATOR:
-                self._check_evaluated(int(vector[REPORT_FIELDS[EVALUATOR].index("eval_version")]))
-        answers = self.port.poll_answers()
-        for role, index, words in answers:
+        acks = self.port.poll_acks()
+        for role, index, ack in acks:
             rank = _rank(self.topology, role, index)
-            self.got(ANSWER, rank, seal(words.view(np.uint8)))
+            self.got(ACK, rank, seal_control(ack))
             self.owing.discard(rank)
-        return bool(reports or answers)
-
-    def _check_evaluated(self, version: int) -> None:
-        """What the evaluator reports is one of its last two, unless the report is an old one."""
-        message = self.port.sent_to_evaluator(version)
-        if message is not None:
-            self.ledger.evaluated += 1
-            self.ledger.expect(seal(message) == self.ledger.published.get(version), "weights given to the evaluator have changed")
+        return bool(reports or acks)
 
 
 def _rank(topology: Topology, role: str, index: int) -> int:

@@ -12,8 +12,9 @@ from mutations import EDGES, mutate, overwrite
 
 from apex.checkpoint import Part, complete, verify
 from apex.config import load
+from apex.control import CheckpointAck, CheckpointRequest, EpsilonAck
 from apex.metrics import REPORT_FIELDS
-from apex.ports import WORDS, SampleRequestEvent
+from apex.ports import SampleRequestEvent
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, aligned_bytes, limits, sample_layout
 from apex.topology import make
@@ -54,14 +55,14 @@ class World:
             port.progress()
         self.ports[0].progress()
 
-    def answer(self, role: str, index: int, words: np.ndarray) -> None:
-        """Have a rank answer an announcement."""
-        self.ports[self.topology.rank(role, index)].answer(words)
+    def acknowledge(self, role: str, index: int, ack) -> None:
+        """Have a rank acknowledge a request."""
+        self.ports[self.topology.rank(role, index)].acknowledge(ack)
         self.ports[0].progress()
 
     def answer_request(self, message: bytes) -> None:
         """Have the replay rank answer a request, and the learner take it."""
-        self.learner.step()
+        self.learner.step(), self.ports[1].progress()
         while not isinstance(self.ports[1].poll(None), SampleRequestEvent):
             pass
         buffer = self.ports[1].sample_buffer()
@@ -148,8 +149,8 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
         values = struct.pack(f"<{len(REPORT_FIELDS[role])}d", *(rng.random() * 100 for _ in REPORT_FIELDS[role]))
         values = (mutate(rng, values) if rng.random() < 0.3 else overwrite(rng, values)).ljust(len(values), b"\0")[: len(values)]
         vector, before = np.frombuffer(values, np.float64), world.refused
-        world.ports[world.topology.rank(role, index)].send_report(vector)
-        world.progress()
+        assert world.ports[world.topology.rank(role, index)].send_report(vector)
+        world.progress(), world.progress()  # it is taken, and its sender knows
         world.learner._hear_reports()
         good = report_is_good(role, vector.tolist())
         assert (world.refused == before) == good, vector
@@ -162,11 +163,9 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
     assert json.loads((world.folder.path / "metrics.jsonl").read_text().splitlines()[-1]) == json.loads(json.dumps(row))
 
 
-def acknowledged(number: int) -> np.ndarray:
-    """Return the words of a rank that has written its part of a checkpoint."""
-    words = np.zeros(WORDS, np.int64)
-    words[0] = number
-    return words
+def acknowledged(number: int, error: int = 0) -> CheckpointAck:
+    """Return what a rank says that has written its part of a checkpoint."""
+    return CheckpointAck(number, error, {"counters": {"episodes": 1.0}})
 
 
 def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_the_checkpoint_becomes_whole(world, tried):
@@ -176,27 +175,27 @@ def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_
     number, owing = checkpoints._number, set(checkpoints._owing)
     senders = [("replay", 0), ("evaluator", 0), ("actor", 0), ("actor", 1)]
     for _ in range(ANSWERS):
-        words = np.array([rng.choice([*EDGES, 2]) for _ in range(WORDS)], np.int64)
-        if words[0] == number and 0 <= words[1] <= 4095:
-            words[1] = rng.choice([-1, 4096, 2**31, 2**62])
+        ack = acknowledged(rng.choice([*EDGES, 2, number]), rng.choice([*EDGES, 2]))
+        if ack.number == number and ack.fault() is None:
+            ack = ack._replace(error=-1) if rng.random() < 0.5 else EpsilonAck()
         before = world.refused
-        world.answer(*rng.choice(senders), words)
+        world.acknowledge(*rng.choice(senders), ack)
         checkpoints.hear()
         assert world.refused == before + 1 and checkpoints._owing == owing and not checkpoints._writing.answered.is_set()
         tried()
     for sender in senders:
         if sender[0] != "evaluator":
             Part(checkpoints._writing.partial, "{}-{}".format(*sender)).finish({})
-        world.answer(*sender, acknowledged(number))
+        world.acknowledge(*sender, acknowledged(number))
     checkpoints.hear()
     assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in complete(world.folder.checkpoints)] == [0]
     before = world.refused
-    world.answer("actor", 0, acknowledged(number))
+    world.acknowledge("actor", 0, acknowledged(number))
     checkpoints.hear()
     assert world.refused == before + 1, "a second answer"
 
 
-def test_an_announcement_of_anything_is_answered_or_refused(tmp_path, tried):
+def test_a_request_of_any_numbers_is_acknowledged_or_refused(tmp_path, tried):
     tried.least = ANNOUNCEMENTS
     rng, config = random.Random(4), load("cartpole", [*SETTINGS, f"run.directory={tmp_path}"])
     ports = make_ports(make(config), limits(config, SPEC))
@@ -204,17 +203,14 @@ def test_an_announcement_of_anything_is_answered_or_refused(tmp_path, tried):
     (tmp_path / "checkpoints").mkdir()
     answered = 0
     for _ in range(ANNOUNCEMENTS):
-        words = np.zeros(WORDS, np.int64)
-        words[:3] = rng.choice([5, 6, *EDGES]), rng.choice([0, 100, *EDGES]), rng.choice([0, 1, 4, *EDGES])
-        if rng.random() < 0.2:
-            words[rng.randrange(3, WORDS)] = rng.choice(EDGES)
-        good = 0 <= words[2] < words[0] and words[1] >= 0 and not words[3:].any()
+        request = CheckpointRequest(rng.choice([5, 6, *EDGES]), rng.choice([0, 100, *EDGES]), rng.choice([0, 1, 4, *EDGES]))
+        good = 0 <= request.base < request.number and request.learner_steps >= 0
         before = ports[1].refused
-        ports[0].announce(1, words)
+        ports[0].request(1, request)
         service.step(), service.step(), ports[0].progress()
-        answers = ports[0].poll_answers()
-        assert (ports[1].refused - before, len(answers)) == (int(not good), int(good)), words[:3]
-        assert not good or (answers[0].words[0] == words[0] and answers[0].words[1] > 0), "there is no such folder"
+        acks = ports[0].poll_acks()
+        assert (ports[1].refused - before, len(acks)) == (int(not good), int(good)), request
+        assert not good or (acks[0].ack.number == request.number and acks[0].ack.error > 0), "there is no such folder"
         answered += good
         tried()
     assert answered > ANNOUNCEMENTS / 20

@@ -107,7 +107,8 @@ class Rank:
     def update(self, message: bytes) -> bool:
         """Have it take a priority message; return whether it was refused."""
         before = self.refused
-        self.ports[0].send_priorities(0, np.frombuffer(message, np.uint8))
+        self.ports[0].priority_buffer()[:] = np.frombuffer(message, np.uint8)
+        self.ports[0].send_priorities(0)
         self.service.step()
         return self.refused > before
 

@@ -27,13 +27,13 @@ from zmq_oracle import (
     report,
 )
 
-from apex.ports import LOST, REPLACED, WORDS, IntakeEvent, PriorityEvent, SampleRequestEvent
+from apex.ports import LOST, REPLACED, IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import aligned_bytes
 from apex.transport import zmq_world
 from apex.transport.wire import Kind
 
 INPUTS = 16_000
-LAST = 77  # words of a mark
+LAST = 2**60 + 77  # number of a mark
 HELLO, WELCOME, TAKEN = 101, 102, 103  # what ranks over ZeroMQ say to each other beside the table of ``wire``
 ROUND = 50  # messages sent before they are read; fewer than a socket takes in unread
 
@@ -57,7 +57,8 @@ def rounds(rng, make, takes, tried, inputs=INPUTS):
 def to_learner(rng, rank):
     good = [
         [header(Kind.WEIGHT_REQUEST), rng.randrange(100).to_bytes(8, "little")], control(kind="stop request"), control(kind="finished"),
-        control(kind="report", values=np.frombuffer(report(rank)).tolist()), control(kind="answer", words=[0] * WORDS),
+        control(kind="report", values=np.frombuffer(report(rank)).tolist()),
+        control(kind="checkpoint written", number=1, error=0, state={"counters": {"x": 1.5}}),
         [header(Kind.SAMPLE), bytes(LIMITS.sample_nbytes)], [header(Kind.SAMPLE)], [header(HELLO)], control(kind="report", values=[1]),
     ]  # fmt: skip
     return lambda: rng.choice(good)
@@ -71,13 +72,13 @@ def test_a_learner_takes_what_is_good_and_counts_the_rest(ranks, tried, rank, ca
         before = learner.refused
         for frames, _ in batch:
             sender.send_multipart(frames)
-        sender.send_multipart(control(kind="answer", words=[LAST] * WORDS))
+        sender.send_multipart(control(kind="checkpoint written", number=LAST, error=0, state={}))
         answers = []
-        settle(lambda answers=answers: (learner.progress(), answers.extend(learner.poll_answers())),
-               lambda answers=answers: bool(answers) and answers[-1].words.tolist() == [LAST] * WORDS)
+        settle(lambda answers=answers: (learner.progress(), answers.extend(learner.poll_acks())),
+               lambda answers=answers: bool(answers) and answers[-1].ack.number == LAST)
         taken = [what for _, what in batch]
         assert learner.refused - before == taken.count(None)
-        assert len(answers) - 1 == taken.count("answer") and len(learner.poll_reports()) == taken.count("report")
+        assert len(answers) - 1 == taken.count("acknowledgement") and len(learner.poll_reports()) == taken.count("report")
         assert not learner._requests and learner._unfinished == {1, 2, 3} and set(learner._weights.requests) <= {EVALUATOR, ACTOR}
     assert capfd.readouterr().err.count("apex: learner (rank 0) refused") == 1
     goes_on(ranks)
@@ -150,7 +151,8 @@ def test_a_replay_rank_takes_what_the_learner_may_send_and_counts_the_rest(ranks
     rng, replay, hub = random.Random(2), ranks[REPLAY], ranks[LEARNER].wire._hub
     good = [
         [header(Kind.SAMPLE_REQUEST)], [header(Kind.PRIORITY), rng.randbytes(LIMITS.priority_nbytes)], control(kind="done"),
-        control(kind="announcement", words=[0] * WORDS), [header(TAKEN)], [header(WELCOME)], control(kind="report", values=[]),
+        control(kind="checkpoint", number=3, learner_steps=9, base=2), [header(TAKEN)], [header(WELCOME)],
+        control(kind="report", values=[]),
     ]  # fmt: skip
     for batch in rounds(rng, lambda: rng.choice(good), replay_takes_of_learner, tried):
         for frames, what in batch:
@@ -159,9 +161,9 @@ def test_a_replay_rank_takes_what_the_learner_may_send_and_counts_the_rest(ranks
             before, events = replay.refused, []
             hub.socket.send_multipart([hub.name_of(REPLAY), *frames])
             settle(lambda events=events: (replay.progress(), polled(events, lambda: replay.poll(None))),
-                   lambda before=before, events=events: events or replay._announcement is not None or replay.refused > before)
+                   lambda before=before, events=events: events or replay._request is not None or replay.refused > before)
             kind = {SampleRequestEvent: "sample request", PriorityEvent: "priorities"}.get(type(events[0])) if events else None
-            kind = kind or (replay.poll_announcement() is not None and "announcement") or None
+            kind = kind or (replay.poll_request() is not None and "request") or None
             assert (kind, replay.refused - before) == (what, what is None), frames
             if kind == "sample request":
                 replay.refuse_sample()
@@ -193,7 +195,7 @@ def test_an_actor_takes_the_weights_that_it_waits_for_and_counts_the_rest(ranks,
     into[WEIGHTS:] = 0x5A
     good = [
         [header(Kind.WEIGHTS), rng.randbytes(WEIGHTS)], [header(Kind.WEIGHTS), rng.randbytes(WEIGHTS - 1)], [header(Kind.WEIGHTS)],
-        control(kind="announcement", words=[0] * WORDS), control(kind="done"), [header(TAKEN)],
+        control(kind="checkpoint", number=3, learner_steps=9, base=2), control(kind="done"), [header(TAKEN)],
     ]  # fmt: skip
     actor.request_weights(0, into[:WEIGHTS])
     for batch in rounds(rng, lambda: rng.choice(good), lambda frames: None, tried):
@@ -205,9 +207,9 @@ def test_an_actor_takes_the_weights_that_it_waits_for_and_counts_the_rest(ranks,
             hub.socket.send_multipart([hub.name_of(ACTOR), *frames])
             settle(lambda seen=seen: (actor.progress(), polled(seen, actor.poll_weights)),
                    lambda before=before, seen=seen: (
-                       seen or actor._announcement is not None or actor.refused > before or not actor._is_waiting))
+                       seen or actor._request is not None or actor.refused > before or not actor._is_waiting))
             kind = "weights" if seen else "no weights" if not actor._is_waiting else None
-            kind = kind or ("announcement" if actor.poll_announcement() is not None else None)
+            kind = kind or ("request" if actor.poll_request() is not None else None)
             assert (kind, actor.refused - before) == (what, what is None), frames
             if kind == "weights":
                 assert into[:WEIGHTS].tobytes() == frames[1]

@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+from storm_base import publish, send_priorities
 from zmq_oracle import EVALUATOR, LEARNER, LIMITS, report
 
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
@@ -71,7 +72,7 @@ def goes_on(ranks) -> None:
     learner, replay, evaluator, actor = ranks.ports
     weights = np.full(WEIGHTS, 1, np.uint8)
     weights[:16].view(np.int64)[1] = 2**63 - 1  # learner steps: as many as anybody asked for
-    learner.publish(weights)
+    publish(learner, weights)
     read_away(ranks)
     before = [port.refused for port in ranks.ports]
     landing, into = aligned_bytes(LIMITS.intake_nbytes), aligned_bytes(WEIGHTS)
@@ -98,7 +99,7 @@ def goes_on(ranks) -> None:
         sample = learner.poll_sample()
         if sample is not None:
             assert sample[0] == 0 and (sample[1] == 9).all()
-            learner.send_priorities(0, np.full(LIMITS.priority_nbytes, 3, np.uint8))
+            send_priorities(learner, 0, np.full(LIMITS.priority_nbytes, 3, np.uint8))
         seen.update(["weights"] if actor.poll_weights() else [], ["taken"] if actor.completed_intake() == [7] else [])
         seen.update("report" for _ in learner.poll_reports())
 

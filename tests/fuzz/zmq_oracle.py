@@ -9,7 +9,6 @@ from mutations import HEADER
 from storm_base import zmq_port
 
 from apex.metrics import REPORT_FIELDS
-from apex.ports import WORDS
 from apex.schema import Limits
 from apex.topology import Topology
 from apex.transport.wire import CONTROL_NBYTES, Kind
@@ -84,9 +83,20 @@ def is_whole(value) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def has_words(message: dict) -> bool:
-    words = message.get("words")
-    return type(words) is list and len(words) == WORDS and all(map(is_whole, words))
+def is_request(message: dict) -> bool:
+    """Whether the learner may ask so for a checkpoint."""
+    values = [message.get(name) for name in ("number", "learner_steps", "base")]
+    if message.get("kind") != "checkpoint" or any(type(value) is not int for value in values):
+        return False
+    number, steps, base = values
+    return 0 <= base < number < 2**63 and 0 <= steps < 2**63
+
+
+def is_ack(message: dict) -> bool:
+    """Whether a rank may acknowledge a checkpoint so."""
+    types = {"number": int, "error": int, "state": dict}
+    has_fields = message.get("kind") == "checkpoint written" and all(type(message.get(name)) is kind for name, kind in types.items())
+    return has_fields and 0 <= message["error"] <= 4095
 
 
 def learner_takes(frames: list[bytes], rank: int) -> str | None:
@@ -100,7 +110,9 @@ def learner_takes(frames: list[bytes], rank: int) -> str | None:
     if message.get("kind") == "report" and type(values := message.get("values")) is list:
         length = len(REPORT_FIELDS[TOPOLOGY.role(rank)[0]])
         return "report" if len(values) == length and all(type(v) is float or is_whole(v) for v in values) else None
-    return "answer" if message.get("kind") == "answer" and has_words(message) else None
+    if message.get("kind") == "epsilon taken":
+        return "acknowledgement" if rank == ACTOR else None
+    return "acknowledgement" if is_ack(message) else None
 
 
 def replay_takes_of_actor(frames: list[bytes]) -> bool:
@@ -112,8 +124,8 @@ def replay_takes_of_actor(frames: list[bytes]) -> bool:
 def member_takes_of_learner(frames: list[bytes]) -> str | None:
     """Return what any rank but the learner takes a control message of the learner for."""
     message = control(frames) or {}
-    if message.get("kind") == "announcement" and has_words(message):
-        return "announcement"
+    if is_request(message):
+        return "request"
     if message.get("kind") == "kill" and is_whole(message.get("pid")) and is_whole(message.get("began")):
         return "kill"  # of no process that there is
     return "stop" if message.get("kind") == "stop" else None

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 from mpi4py import MPI
-from storm_base import mpi_port
+from storm_base import mpi_port, publish
 
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
@@ -38,7 +38,7 @@ class Part:
         """Publish, or take what is published; return whether it came, once it has come everywhere."""
         if self.role == LEARNER:
             self.weights[:16].view(np.int64)[:] = version, version
-            self.port.publish(self.weights)
+            publish(self.port, self.weights)
         elif self.role == ACTOR:
             self.port.request_weights(version, self.weights)
             self._until(self.port.poll_weights)

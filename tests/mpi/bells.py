@@ -5,9 +5,10 @@ Usage: bells.py   (learner, replay rank, evaluator, actor)
 
 import numpy as np
 from mpi4py import MPI
-from storm_base import mpi_port, until
+from storm_base import mpi_port, publish, until
 
-from apex.ports import WORDS, IntakeEvent, SampleRequestEvent
+from apex.control import CheckpointRequest
+from apex.ports import IntakeEvent, SampleRequestEvent
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
 
@@ -55,16 +56,16 @@ def sample_comes() -> None:
     port.send_sample(port.sample_buffer())
 
 
-def publish() -> None:
+def publish_some() -> None:
     """Let the learner answer who asks for weights."""
-    port.publish(np.zeros(1 << 10, np.uint8))
+    publish(port, np.zeros(1 << 10, np.uint8))
     port.progress()
 
 
 def main() -> None:
     """Be one rank."""
     batch = port.intake_memory(1, 1 << 10)[0] if port.rank == ACTOR_RANK else None
-    weights, words = np.zeros(1 << 10, np.uint8), np.zeros(WORDS, np.int64)
+    weights = np.zeros(1 << 10, np.uint8)
     wakes("a batch that is lent", ACTOR_RANK, REPLAY_RANK, lambda: port.send_intake(0, batch))
     wakes("a credit that is given back", REPLAY_RANK, ACTOR_RANK, lambda: replay_hears(IntakeEvent))
     wakes("a request", LEARNER_RANK, REPLAY_RANK, lambda: port.request_sample(0))
@@ -73,10 +74,10 @@ def main() -> None:
     wakes("a request for weights", ACTOR_RANK, LEARNER_RANK, lambda: port.request_weights(0, weights))
     if port.rank == LEARNER_RANK:
         sees(lambda: port._weights.requests)
-    wakes("weights", LEARNER_RANK, ACTOR_RANK, publish)
-    wakes("an announcement", LEARNER_RANK, ACTOR_RANK, lambda: port.announce(ACTOR_RANK, words))
+    wakes("weights", LEARNER_RANK, ACTOR_RANK, publish_some)
+    wakes("a control message", LEARNER_RANK, ACTOR_RANK, lambda: port.request(ACTOR_RANK, CheckpointRequest(1, 0, 0)))
     if port.rank == ACTOR_RANK:
-        sees(lambda: port.poll_announcement() is not None)
+        sees(lambda: port.poll_request() is not None)
     wakes("the word to stop", LEARNER_RANK, REPLAY_RANK, lambda: port.stop())
 
     def end() -> bool:

@@ -15,7 +15,7 @@ import endless_storm
 import numpy as np
 from mpi4py import MPI
 from port_conformance import SCENARIOS, judge
-from storm_base import mpi_port, until, used_publishes
+from storm_base import mpi_port, publish, send_priorities, until, used_publishes
 from stormers import stormer
 
 from apex.schema import Limits, aligned_bytes, weight_header
@@ -86,13 +86,13 @@ class Stall:
         for version in range(1, PUBLISHES + 1):
             message[:] = version  # every byte, so that a mixture of two shows
             message[:16].view(np.int64)[:] = version, version
-            self.port.publish(message)
+            publish(self.port, message)
             self._for(0.008)
             if version == PUBLISHES // 2:  # however late they are, later versions come after they have asked
                 self._until(self._sleepers_have_asked, lambda: False)
         self.seen["publishes"] = used_publishes(self.port)
         for replay in range(self.topology.replay_ranks):
-            self.port.send_priorities(replay, aligned_bytes(STALL_LIMITS.priority_nbytes))
+            send_priorities(self.port, replay, aligned_bytes(STALL_LIMITS.priority_nbytes))
         self._train_until_replay_has_polled()
         self._until(self._is_over, lambda: False)
         self._for(0.5)  # now replay takes intake again

@@ -15,7 +15,7 @@ WAKING = [
     "a sample batch",
     "a request for weights",
     "weights",
-    "an announcement",
+    "a control message",
     "the word to stop",
 ]
 

@@ -12,9 +12,8 @@ import pytest
 from apex import checkpoint, files
 from apex.checkpoint import Corrupt, Part
 from apex.config import ConfigError, load, to_tables
-from apex.control import CheckpointAck, CheckpointRequest
+from apex.control import CheckpointRequest
 from apex.files import NewFile
-from apex.metrics import REPORT_FIELDS
 from apex.state import split
 from launch import resume
 
@@ -30,7 +29,7 @@ ARRAYS = {"generation": np.arange(10), "count": np.arange(10), "index": {"mass":
 STATES = {
     "learner": {
         "run_log": RECORD, "answers": {}, "counters": {"x": 1.0}, "importance": {"smallest": [1.0]}, "param_version": 1, "turn": 0,
-        "requested": 0, "mass": np.arange(50.0),
+        "publish_at": 0, "requested": 0, "mass": np.arange(50.0),
     },
     "replay-0": {
         "replay": COUNTS | ARRAYS | {"strata": {"state": 1}}, "limiter": {"inserted": 3, "sampled": 0}, "counters": {"x": 1.0},
@@ -224,20 +223,6 @@ def test_files_are_on_the_disk_before_the_folder_gets_its_name(tmp_path, monkeyp
     names = [path.rpartition("/")[2] for path in order]
     assert sorted(names[:7]) == sorted(FILES) and names[6] == "manifest.json"
     assert names[7:] == [".step-000000100-1.partial", "rename", tmp_path.name]
-
-
-def test_requests_and_acknowledgements_travel_as_words():
-    request = CheckpointRequest(3, 2**40, 2)
-    assert CheckpointRequest.of(request.words()) == request
-    states = {
-        "actor": {"rng": {"state": 2**127 + 5, "inc": 2**126 + 1, "has_uint32": 1, "uinteger": 2**32 - 1}},
-        "evaluator": {"next_steps": 2**50, "best_return": -np.inf}, "replay": {},
-    }  # fmt: skip
-    for role, state in states.items():
-        if role != "replay":
-            state["counters"] = {name: float(i) for i, name in enumerate(REPORT_FIELDS[role])}
-        ack = CheckpointAck(3, errno.ENOSPC, state)
-        assert CheckpointAck.of(role, ack.words(role)) == ack
 
 
 def test_a_new_file_tells_its_size_and_digest_and_never_replaces_another(tmp_path):

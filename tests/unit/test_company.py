@@ -50,9 +50,9 @@ class Checkpoints:
     def join(self, rank):
         self.absent.discard(rank)
 
-    def tell(self, rank, words):
+    def tell(self, rank, assignment):
         if rank not in self.owing:
-            self.told[rank] = words
+            self.told[rank] = assignment
         return rank not in self.owing
 
 
@@ -174,7 +174,7 @@ def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladde
     assert set(it.checkpoints.told) == {3}
     it.checkpoints.owing = set()
     it.step()
-    rungs = {rank: EpsilonAssignment.of(words) for rank, words in it.checkpoints.told.items()}
+    rungs = it.checkpoints.told
     assert rungs == {3: EpsilonAssignment(0, 2), 5: EpsilonAssignment(1, 2)}
     whole = np.concatenate([actor_epsilons(CONFIG.actor, *rung) for rung in rungs.values()])
     ladder = np.concatenate([actor_epsilons(CONFIG.actor, index, 3) for index in range(3)])
@@ -184,10 +184,10 @@ def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladde
 def test_whoever_joins_where_another_is_lost_for_good_takes_its_part_of_the_shared_ladder(it):
     it.port.changes = [Change(4, LOST, "killed"), Change(5, LOST, "killed"), Change(4, NOT_REPLACED, "no slots")]
     it.step()
-    assert EpsilonAssignment.of(it.checkpoints.told[3]) == EpsilonAssignment(0, 1), "the only one that is there has the whole ladder"
+    assert it.checkpoints.told[3] == EpsilonAssignment(0, 1), "the only one that is there has the whole ladder"
     it.port.changes = [Change(5, REPLACED, "")]
     it.step()
-    assert [EpsilonAssignment.of(it.checkpoints.told[rank]) for rank in (3, 5)] == [EpsilonAssignment(0, 2), EpsilonAssignment(1, 2)]
+    assert [it.checkpoints.told[rank] for rank in (3, 5)] == [EpsilonAssignment(0, 2), EpsilonAssignment(1, 2)]
 
 
 def test_a_run_without_any_actor_fails_and_waits_for_none(it):
@@ -202,9 +202,9 @@ def test_a_run_without_any_actor_fails_and_waits_for_none(it):
 
 def test_an_actor_explores_from_its_new_place_on_and_answers():
     answers, rung = [], EpsilonAssignment(1, 2)
-    port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "answer": staticmethod(answers.append)})
+    port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "acknowledge": staticmethod(answers.append)})
     actor = Actor(CONFIG, env_spec(CONFIG.env), port, 2, 3)
-    actor.on_control(rung.words())
+    actor.on_request(rung)
     assert (actor.epsilons == actor_epsilons(CONFIG.actor, 1, 2)).all() and len(answers) == 1
     actor.close()
 

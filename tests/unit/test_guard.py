@@ -10,7 +10,7 @@ from intake_oracle import Player, check_delivery, decode, make_config, stacking_
 from actors.actor import Actor
 from actors.evaluator import Episodes, Evaluator
 from apex.config import load
-from apex.control import CheckpointAck, CheckpointRequest
+from apex.control import CheckpointRequest
 from apex.envs import EnvironmentFailure, GuardedEnvs, env_spec, make_envs
 from apex.policy import Policy
 
@@ -161,14 +161,14 @@ def test_an_evaluation_in_which_environments_failed_starts_again(breaking, monke
 def test_an_evaluators_restarts_are_in_checkpoints_and_counted_on_from_there(breaking):
     told = []
     port = NoPort()
-    port.answer = told.append
+    port.acknowledge = told.append
     evaluator = Evaluator(breaking, env_spec(breaking.env), port, NOWHERE)
     while evaluator._envs.restarts < 2:
         evaluator._envs.step(np.zeros(1, np.int64))
     evaluator.on_checkpoint(CheckpointRequest(1, 0, 0))
     evaluator.close()
     resumed = Evaluator(breaking, env_spec(breaking.env), port, NOWHERE)
-    resumed.load_state_dict(CheckpointAck.of("evaluator", told[0]).state)
+    resumed.load_state_dict(told[0].state)
     resumed.report()
     assert resumed.counters["env_restarts"] == 2
     while resumed._envs.restarts < 1:

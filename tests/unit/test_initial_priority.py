@@ -55,7 +55,8 @@ class Played:
         weights.flatten(network, views["vector"])
         views["vector"] *= 3
         weights.unflatten(network, views["vector"])
-        self.learner.publish(message)
+        self.learner.publish_buffer(len(message))[:] = message
+        self.learner.publish()
 
     def play(self, steps, publish_every=None):
         for i in range(steps):

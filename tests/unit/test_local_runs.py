@@ -16,6 +16,7 @@ from apex.schema import aligned_bytes, weight_header, weight_layout
 from apex.topology import make
 from launch import local, preflight
 from launch import main as command
+from learner.learner import Learner
 from learner.train_step import TrainStep
 from replay_rank.service import ReplayService
 
@@ -235,12 +236,27 @@ def test_transitions_carry_versions_the_learner_has_published(finished):
     assert max(versions) <= finished.learner.counters["param_version"]
 
 
-def test_the_newest_publish_is_the_network_under_its_version_and_step(finished):
-    newest, network = finished.learner.port.world.newest, finished.learner.train.online
-    assert weight_header(newest) == (finished.learner.counters["param_version"], STEPS) == (1 + STEPS // 10, STEPS)
-    vector = np.zeros(weights.size(network), np.float32)
-    weights.flatten(network, vector)
-    assert weight_layout(len(vector)).views(newest)["vector"].tobytes() == vector.tobytes()
+@pytest.mark.parametrize("transport", ["local", "zmq"])
+def test_a_publish_is_the_network_under_its_version_and_step_and_between_processes_somebody_waits_for_it(tmp_path, monkeypatch, transport):
+    publishes, real = [], Learner._publish_if_wanted
+
+    def publish_if_wanted(learner, steps):
+        before, waits = learner.counters["param_version"], learner.port.wants_weights(steps)
+        real(learner, steps)
+        if learner.counters["param_version"] > before:
+            newest, network = learner.port.state_dict()["weights"]["newest"], learner.train.online
+            vector = np.zeros(weights.size(network), np.float32)
+            weights.flatten(network, vector)
+            same = weight_layout(len(vector)).views(newest)["vector"].tobytes() == vector.tobytes()
+            publishes.append((weight_header(newest) == (before + 1, steps), waits or transport == "local", same, steps))
+
+    monkeypatch.setattr(Learner, "_publish_if_wanted", publish_if_wanted)
+    Run(tmp_path, f"run.transport={transport}", "learner.checkpoint_period=100000").start()
+    assert all(part is True for publish in publishes for part in publish[:3])
+    steps = [steps for *_, steps in publishes]
+    assert steps[0] == 0 and len(steps) > 2
+    assert all(later // 10 > earlier // 10 for earlier, later in itertools.pairwise(steps)), "learner.publish_period is 10"
+    assert transport == "zmq" or steps == list(range(0, STEPS, 10))
 
 
 # --- the command ------------------------------------------------------------------------------------

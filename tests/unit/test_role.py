@@ -26,7 +26,7 @@ class BusyPort:
     def progress(self):
         pass
 
-    def poll_announcement(self):
+    def poll_request(self):
         return None
 
     def send_report(self, vector):
