@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -38,6 +38,16 @@ STATE: Checks = {
     "param_version": is_count, "turn": is_count, "requested": is_count, "publish_at": is_count,
     "answers": _are_answers,
 }  # fmt: skip
+
+
+class ExactPort(LearnerPort, Protocol):
+    """The port of a world of one process, whose messages in flight are part of a checkpoint."""
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict]:
+        """Return the messages in flight as arrays, and what they are as plain values."""
+
+    def restore(self, arrays: dict[str, np.ndarray], values: dict) -> None:
+        """Put back what ``state`` returned, once all ports have been made."""
 
 
 class Learner(Role):
@@ -196,10 +206,11 @@ class Learner(Role):
 
     def state_dict(self) -> dict:
         """Return what the learner goes on from beside ``train``, whose tensors have a file of their own."""
-        values = {"param_version": self._param_version, "turn": self._turn, "requested": self._requested, "publish_at": self._publish_at}
-        owned = {"counters": self.counters, "importance": self.importance, "run_log": self.run_log}
-        state = values | {name: owner.state_dict() for name, owner in owned.items()}
-        return state | {"answers": self.run_log.last_reports(), "transport": self._on_their_way()}
+        values = {"param_version": self._param_version, "publish_at": self._publish_at}
+        values |= {"turn": self._turn, "requested": self._requested}
+        owned = {"counters": self.counters.state_dict(), "importance": self.importance.state_dict()}
+        owned |= {"run_log": self.run_log.state_dict(), "answers": self.run_log.last_reports()}
+        return {**values, **owned, "transport": self._in_flight()}
 
     def load_state_dict(self, state: dict) -> None:
         """Go on from ``state_dict``, but for the run log and the messages in flight: see ``_resume``."""
@@ -208,11 +219,11 @@ class Learner(Role):
         self.importance.load_state_dict(state["importance"])
         self._param_version = state["param_version"]
 
-    def _on_their_way(self) -> dict:
+    def _in_flight(self) -> dict:
         """Return the messages in flight, which only a world of one process can tell."""
         if self.config.run.transport != "local":
             return {}
-        arrays, values = self.port.state()
+        arrays, values = cast(ExactPort, self.port).state()
         return {"arrays": arrays, "values": values}
 
     def _resume(self, reader: Reader) -> None:
@@ -226,8 +237,10 @@ class Learner(Role):
             reports = self._reports(reader) | {LEARNER: [self.counters.vector()]}
             self.run_log.load_state_dict(state["run_log"], reports)
             if reader.exact:
-                self._turn, self._requested, self._publish_at = state["turn"], state["requested"], state["publish_at"]
-                self.port.restore(state["transport"]["arrays"], state["transport"]["values"])
+                self._turn, self._requested = state["turn"], state["requested"]
+                self._publish_at = state["publish_at"]
+                in_flight = state["transport"]
+                cast(ExactPort, self.port).restore(in_flight["arrays"], in_flight["values"])
 
     def _reports(self, reader: Reader) -> dict[str, list[np.ndarray]]:
         """Return the reports that a checkpoint stands for, role -> vectors by index."""
