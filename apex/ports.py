@@ -100,8 +100,9 @@ class Port(Protocol):
     ranks_here: int
     """Ranks on this host, this one included."""
 
-    refused: int
-    """Messages that were malformed, too long or not asked for: dropped and counted, the first was told."""
+    @property
+    def refused(self) -> int:
+        """Messages that were malformed, too long or not asked for: dropped and counted, the first was told."""
 
     def waking(self) -> Waking:
         """Return how messages wake this rank."""

@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from apex import topology as topologies
@@ -90,7 +89,7 @@ def _topology(config: Config | None, size: int) -> Topology | None:
         return None
 
 
-def _no_world(patient: Patient, worlds: ModuleType | None, size: int, error: Exception) -> str:
+def _no_world(patient: Patient, worlds: world.Worlds | None, size: int, error: Exception) -> str:
     """Say why the ranks are no world, and note the library if there is one."""
     if worlds is None:
         return f"mpi4py cannot load an MPI library: {str(error).splitlines()[0]}"
@@ -111,7 +110,7 @@ def _look_for_all(patient: Patient) -> None:
         patient.refusal, patient.spec = _refusal(preflight.check, config)
 
 
-def _memory_refusal(patient: Patient, worlds: ModuleType, comm: Any) -> str:
+def _memory_refusal(patient: Patient, worlds: world.Worlds, comm: Any) -> str:
     """Return why the run does not fit into some host's memory, or "". Collective."""
     spec = worlds.from_learner(comm, lambda: patient.spec)
     config, topology = patient.config, patient.topology

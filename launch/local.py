@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from apex.checkpoint import Reader
@@ -13,14 +16,15 @@ from apex.topology import LEARNER_RANK, Topology
 from apex.transport import endpoints
 from apex.transport.drive import StopSignals
 from apex.transport.endpoint import Endpoint
-from apex.transport.local import LocalWorld
+from apex.transport.learner_endpoint import LearnerEndpoint
+from apex.transport.local import LocalWire, LocalWorld
 from launch.beginning import importing
 from launch.roles import build, limit_torch_threads
 
 
 def run(
     config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str,
-    show=None, reader: Reader | None = None, signals: StopSignals | None = None,
+    show: Callable[[dict], None] | None = None, reader: Reader | None = None, signals: StopSignals | None = None,
 ) -> None:  # fmt: skip
     """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
     ports = make_ports(topology, limits(config, spec))
@@ -39,21 +43,21 @@ def make_ports(topology: Topology, limits: Limits) -> list[Endpoint]:
     """Return the port of every rank of a world in this process."""
     world = LocalWorld(topology.size)
     ports = [endpoints.make(wire, topology, limits) for wire in world.wires[1:]]
-    return [_LearnerEndpoint(world.wires[LEARNER_RANK], topology, limits, ports), *ports]
+    return [_LearnerEndpoint(world.wires, topology, limits, ports), *ports]
 
 
-class _LearnerEndpoint(endpoints.LearnerEndpoint):
+class _LearnerEndpoint(LearnerEndpoint):
     """The learner's, which also keeps what is on its way between all others."""
 
-    def __init__(self, wire, topology: Topology, limits: Limits, others: list[Endpoint]):
-        super().__init__(wire, topology, limits)
-        self._all = [self, *others]
+    def __init__(self, wires: list[LocalWire], topology: Topology, limits: Limits, others: list[Endpoint]):
+        super().__init__(wires[LEARNER_RANK], topology, limits)
+        self._wires, self._ports = wires, [self, *others]
 
     def state(self) -> tuple[dict[str, np.ndarray], dict]:
         """Return all that is on its way in this world: arrays and plain values."""
         arrays: list[np.ndarray] = []
 
-        def plain(value):
+        def plain(value: Any) -> Any:
             if isinstance(value, np.ndarray):
                 arrays.append(value)
                 return {"array": len(arrays) - 1}
@@ -61,21 +65,21 @@ class _LearnerEndpoint(endpoints.LearnerEndpoint):
                 return {"table": {str(key): plain(held) for key, held in value.items()}}
             return [plain(held) for held in value] if isinstance(value, list) else value
 
-        values = [[plain(port.wire.state_dict()), plain(port.state_dict())] for port in self._all]
+        values = [[plain(wire.state_dict()), plain(port.state_dict())] for wire, port in zip(self._wires, self._ports)]
         return {f"message_{i}": array for i, array in enumerate(arrays)}, {"ports": values}
 
     def restore(self, arrays: dict[str, np.ndarray], values: dict) -> None:
         """Put back what ``state`` returned; to be called once all ports have been made."""
 
-        def full(value):
+        def full(value: Any) -> Any:
             if isinstance(value, dict) and "array" in value:
                 return arrays[f"message_{value['array']}"]
             if isinstance(value, dict):
                 return {key: full(held) for key, held in value["table"].items()}
             return [full(held) for held in value] if isinstance(value, list) else value
 
-        for port, (wire_state, state) in zip(self._all, values["ports"], strict=True):
-            port.wire.load_state_dict(full(wire_state))
+        for wire, port, (wire_state, state) in zip(self._wires, self._ports, values["ports"], strict=True):
+            wire.load_state_dict(full(wire_state))
             port.load_state_dict(full(state))
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
 from apex.config import Config
 from apex.ports import Change, Waking
+from apex.refusals import Refusals
 from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
 from apex.transport.wire import Allowed, Kind, Received, Sent, Wire
 
@@ -24,7 +26,7 @@ PICKLED_NBYTES = 1 << 30  # of one message at most
 _SCALARS = ("action", "reward", "discount")
 
 
-def dumps(content) -> bytes:
+def dumps(content: object) -> bytes:
     """Return ``content`` pickled by protocol 5, arrays in-band."""
     return pickle.dumps(content, protocol=5)
 
@@ -43,14 +45,14 @@ class Form:
         forms = {Kind.INTAKE: self.intake_out, Kind.SAMPLE: self.sample_out, Kind.PRIORITY: self.priorities_out}
         return forms[kind](message) if kind in forms else message
 
-    def incoming(self, kind: Kind, content, buffer: np.ndarray) -> None:
+    def incoming(self, kind: Kind, content: Any, buffer: np.ndarray) -> None:
         """Write unpickled objects into the flat message ``buffer``."""
         if kind == Kind.WEIGHTS:
             buffer[: len(content)] = content
         else:
             {Kind.INTAKE: self.intake_in, Kind.SAMPLE: self.sample_in, Kind.PRIORITY: self.priorities_in}[kind](content, buffer)
 
-    def nbytes(self, kind: Kind, content) -> int:
+    def nbytes(self, kind: Kind, content: Any) -> int:
         """Return the bytes of the flat message."""
         if kind == Kind.INTAKE:
             return intake_nbytes(self.intake, self.spec, content[0][1])
@@ -235,7 +237,7 @@ class PickledWire:
         self._wire.close()
 
     def _unpickle(self, message: Received) -> None:
-        content = pickle.loads(message.view())
+        content = pickle.loads(message.view().data)
         self._arriving.remove(message)
         message.release()
         self._unpickled.append(_Unpickled(message, content, self._form, self.refusals))
@@ -248,7 +250,7 @@ class PickledWire:
 class _Unpickled(Received):
     """A message as Python objects, to be written into a flat message."""
 
-    def __init__(self, message: Received, content, form: Form, refusals):
+    def __init__(self, message: Received, content: Any, form: Form, refusals: Refusals):
         super().__init__(message.source, message.kind, form.nbytes(message.kind, content))
         self._content, self._form, self._refusals = content, form, refusals
         self._buffer: np.ndarray | None = None

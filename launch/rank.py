@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 import traceback
+from collections.abc import Callable
 from functools import partial
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from apex import envs, run_folder, run_lock
 from apex.checkpoint import Reader
@@ -21,7 +23,14 @@ from launch import meeting, preflight, resume, world
 from launch.beginning import importing
 from launch.meeting import RUN_FOLDER_VARIABLE
 from launch.resume import CHECKPOINT_VARIABLE
-from launch.world import threads
+from launch.world import Worlds, threads
+
+if TYPE_CHECKING:
+    from apex.schema import EnvSpec
+    from apex.transport.drive import StopSignals
+    from apex.transport.endpoint import Endpoint
+
+T = TypeVar("T")
 
 _LEARNER_COMPLAINS_S = 5.0
 _OTHERS_START_S = 120.0  # where ranks begin their roles as they come
@@ -36,7 +45,7 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
 
     worlds, comm, failure = _meet(config, topology, preset)
     signals = StopSignals()  # before the ranks meet again, so that once one of them has a role all take signals
-    if getattr(comm, "life", 0):
+    if worlds.life():
         return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.handover["folder"])))
     try:
         refusal = _attempt(worlds.check_tolerance)[0] if config.run.tolerate == "actors" else None
@@ -64,10 +73,12 @@ def _status_of(rank: int, folder: RunFolder) -> int:
     return 1 if rank == LEARNER_RANK and folder.result() is None else 0
 
 
-def _meet(config: Config, topology: Topology, preset: str):
+def _meet(config: Config, topology: Topology, preset: str) -> tuple[Worlds, Any, _Failure]:
     """Return ``(transport's module, world, how this rank fails)`` once all ranks are there; a signal ends this one at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the others are: none waits for Python, which MPI_Init does not let run
-    meeting.arrive(world.from_environment()[0])
+    told = world.from_environment()
+    assert told is not None, "a rank belongs to a world"
+    meeting.arrive(told[0])
     if config.run.transport == "mpi" and RUN_FOLDER_VARIABLE not in os.environ:  # there is no launcher to give up
         signal.alarm(ceil(config.run.meet_s))  # a rank that ends before may be waited for for ever, inside MPI_Init
     worlds, _ = world.load(config.run.transport)
@@ -83,7 +94,7 @@ def _meet(config: Config, topology: Topology, preset: str):
     return worlds, comm, failure
 
 
-def take_place(config: Config, topology: Topology, joining, folder: RunFolder) -> int:
+def take_place(config: Config, topology: Topology, joining: Any, folder: RunFolder) -> int:
     """Run a process that takes the place of an acting rank that was lost; return its exit status."""
     from apex.schema import limits
     from apex.transport import endpoints
@@ -115,7 +126,7 @@ class _Failure:
         self.is_running = False  # all ranks have met
         threading.excepthook = self._in_thread
 
-    def end_job(self, error: BaseException) -> None:
+    def end_job(self, error: BaseException) -> NoReturn:
         """End all ranks with status 1, even where the error cannot be written down; does not return.
 
         Where the run survives the loss of this rank, only this one ends.
@@ -129,12 +140,12 @@ class _Failure:
 
     def _has_ended_well(self) -> bool:
         """Whether the others have ended the run, and only this rank has not heard of it."""
-        result = self.folder.result()
+        result = None if self.folder is None else self.folder.result()
         return result is not None and result["status"] == 0
 
     def _in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:
-            self.end_job(args.exc_value)
+            self.end_job(args.exc_value or args.exc_type())
 
     def _report(self, error: BaseException, alone: bool) -> None:
         """Leave the traceback and the result where the launcher, or the user, finds them."""
@@ -151,7 +162,9 @@ class _Failure:
             write_error_result(self.folder, self.config, self.topology, self.preset, 1)
 
 
-def _agree_to_start(comm, config: Config, topology: Topology, preset: str, resumed: RunFolder | None):
+def _agree_to_start(
+    comm: Any, config: Config, topology: Topology, preset: str, resumed: RunFolder | None
+) -> tuple[str | None, Any, Any, Any]:
     """Return ``(refusal or None, environment's spec, run folder, checkpoint or None)``, the same on every rank."""
     from launch import memory
 
@@ -168,7 +181,7 @@ def _agree_to_start(comm, config: Config, topology: Topology, preset: str, resum
     return refusal, spec, *(begun or (None, None))
 
 
-def _attempt(call, *args):
+def _attempt(call: Callable[..., T], *args: object) -> tuple[str | None, T | None]:
     """Return ``(refusal, None)`` or ``(None, result)`` of a call that may refuse."""
     try:
         return None, call(*args)
@@ -212,7 +225,7 @@ def _refuse(rank: int, refusal: str) -> int:
     return 2
 
 
-def _make_port(config: Config, topology: Topology, spec, comm):
+def _make_port(config: Config, topology: Topology, spec: EnvSpec, comm: Any) -> Endpoint:
     from apex.schema import limits
     from apex.transport import endpoints
     from launch import replacement
@@ -223,7 +236,8 @@ def _make_port(config: Config, topology: Topology, spec, comm):
 
 
 def _be_role(
-    config: Config, topology: Topology, spec, rank: int, port, folder: RunFolder, preset: str, signals, checkpoint, all_begin=None
+    config: Config, topology: Topology, spec: EnvSpec, rank: int, port: Endpoint, folder: RunFolder, preset: str,
+    signals: StopSignals, checkpoint: Path | None, all_begin: Callable[[], None] | None = None,
 ) -> None:  # fmt: skip
     from apex.transport.drive import drive, wait_of
     from apex.transport.watchdog import Watchdog

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from apex import config as configuration
 from apex.run_folder import RunFolder
 from apex.topology import Topology
+
+if TYPE_CHECKING:
+    from apex.transport.mpi_spawn import Joining
 
 # The launcher passes the signal that ends a run on to all ranks. One that is still starting would die of it.
 _WITHOUT_USR1 = 'trap "" USR1; exec "$@"'
@@ -33,7 +37,7 @@ def main() -> int:
         mpi_world.abort(True)
 
 
-def _take_place(joining) -> int:
+def _take_place(joining: Joining) -> int:
     about = joining.handover
     folder, topology = RunFolder(Path(about["folder"])), Topology(about["size"], about["replay_ranks"])
     config = configuration.load(str(folder.config_path))

@@ -8,13 +8,19 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from apex.config import Config
 from apex.say import protect, warn
-from apex.schema import limits
+from apex.schema import EnvSpec, Limits, limits
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from apex.transport import endpoints
 from launch import world
 from launch.pickled import PICKLED_NBYTES, Form, PickledWire
+
+if TYPE_CHECKING:
+    from apex.transport.endpoint import Endpoint
+    from launch import synthetic
 
 TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
 WORKLOADS = ("intake", "mixed", "idle")
@@ -26,7 +32,9 @@ def main() -> int:
     """Be one rank; write what it counted to ``FOLDER/rank-N.json``."""
     protect()
     options = _parser().parse_args()
-    rank, size = world.from_environment()
+    told = world.from_environment()
+    assert told is not None, "a rank belongs to a world"
+    rank, size = told
     topology = Topology(size, options.replay_ranks)
     joined = _Joined(options.transport, size)
     try:
@@ -51,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _play(options, topology: Topology, rank: int, joined) -> dict:
+def _play(options: argparse.Namespace, topology: Topology, rank: int, joined: _Joined) -> dict:
     from apex.transport.drive import StopSignals, drive, wait_of
     from apex.transport.watchdog import Watchdog
     from launch import synthetic
@@ -68,7 +76,9 @@ def _play(options, topology: Topology, rank: int, joined) -> dict:
     return found
 
 
-def _role(options, config, topology: Topology, rank: int, port):
+def _role(
+    options: argparse.Namespace, config: Config, topology: Topology, rank: int, port: Any
+) -> synthetic.Measured | synthetic.MeasuredReplay:
     from launch import synthetic
 
     role, index = topology.role(rank)
@@ -95,7 +105,7 @@ class _Joined:
         self._pickled = bool(pickled)
         self._world = self._worlds.world(size)
 
-    def make_port(self, topology: Topology, config, spec, limits):
+    def make_port(self, topology: Topology, config: Config, spec: EnvSpec, limits: Limits) -> Endpoint:
         """Return the port of this rank."""
         if not self._pickled:
             return endpoints.make(self._wires.make_wire(self._world, topology, limits), topology, limits)

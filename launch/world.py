@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from apex.config import Config, ConfigError
 from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
+
+if TYPE_CHECKING:  # read before NumPy is imported, which reads the thread variables
+    from apex.schema import Limits
+    from apex.transport.wire import Wire
+
+T = TypeVar("T")
 
 # (rank, size) as set by launch.spawn; by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
 _OUR_VARIABLES = ("APEX_RANK", "APEX_SIZE")
@@ -58,9 +64,54 @@ def transport() -> str:
     return "zmq" if all(name in os.environ for name in _OUR_VARIABLES) else "mpi"
 
 
-def load(name: str) -> tuple[ModuleType, ModuleType]:
-    """Return the modules of a transport between processes: that of its world, and that of its ports."""
-    return importlib.import_module(f"apex.transport.{name}_world"), importlib.import_module(f"apex.transport.{name}")
+class Worlds(Protocol):
+    """The module of a transport's world (see ``apex.transport.mpi_world``); ``world`` is what its function of that name returned."""
+
+    def world(self, expected_size: int) -> Any:
+        """Return the world that this process is a rank of: it has ``rank``, ``size`` and ``allgather``."""
+
+    def life(self) -> int:
+        """Return how many processes had this one's rank before it."""
+
+    def meet(self, world: Any, watchdog_s: float, meet_s: float, /) -> None:
+        """Return once all ranks are there."""
+
+    def all_begin(self, world: Any, /) -> None:
+        """Return once all ranks have called this."""
+
+    def from_learner(self, world: Any, make: Callable[[], T], /) -> T:
+        """Return what ``make()`` gives on the learner's rank, on every rank."""
+
+    def first_from_each_host(self, world: Any, make: Callable[[list[int]], T | None], /) -> T | None:
+        """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank."""
+
+    def check_tolerance(self) -> None:
+        """Raise :class:`ConfigError` where the loss of a rank would end the job."""
+
+    def leave(self, tolerant: bool) -> int:
+        """Return the exit status of a rank that has done all."""
+
+    def abort(self, tolerant: bool) -> NoReturn:
+        """End all ranks with status 1 or, where losses are survived, this one alone."""
+
+
+class Wires(Protocol):
+    """The module of a transport's wire (see ``apex.transport.mpi``)."""
+
+    def make_wire(self, world: Any, topology: Topology, limits: Limits, /, *, command: list[str] | None = None) -> Wire:
+        """Return this rank's wire; with ``command``, which starts a process in a lost one's place, losses are survived."""
+
+    def connect(self, joining: Any, /) -> Any:
+        """In a process that takes a lost one's place: return what ``join_wire`` needs."""
+
+    def join_wire(self, connected: Any, topology: Topology, /) -> Wire:
+        """Return the wire of that process."""
+
+
+def load(name: str) -> tuple[Worlds, Wires]:
+    """Return the modules of a transport between processes: that of its world, and that of its wire."""
+    worlds, wires = (importlib.import_module(f"apex.transport.{name}{part}") for part in ("_world", ""))
+    return cast(Worlds, worlds), cast(Wires, wires)
 
 
 def threads(config: Config, role: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 from apex.ports import Port
@@ -113,7 +114,7 @@ class Wait:
 
 def wait_of(port: Port) -> Wait:
     """Return how a rank with this port waits: by the ranks on its host and the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return Wait(port.ranks_here, cores, *port.waking())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from pathlib import Path
 
@@ -25,9 +26,8 @@ def library() -> str:
 def _cuda_aware() -> bool | None:
     """Return whether the library takes addresses on a GPU; None where it has no such question."""
     for path in _loaded_libraries():
-        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
-        if query is not None:
-            return bool(query())
+        with contextlib.suppress(AttributeError):  # the library has no such function
+            return bool(ctypes.CDLL(path).MPIX_Query_cuda_support())
     return None
 
 

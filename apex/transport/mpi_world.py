@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from mpi4py import MPI
 
@@ -29,6 +30,11 @@ def world(expected_size: int) -> MPI.Comm:
         )
     _unname_shared_memory(comm)
     return comm
+
+
+def life() -> int:
+    """Return 0: over MPI the run itself starts a process that takes another's place (see ``apex.transport.mpi_spawn``)."""
+    return 0
 
 
 def meet(comm: MPI.Comm, watchdog_s: float, meet_s: float) -> None:
@@ -96,7 +102,7 @@ def leave(tolerant: bool) -> int:
     return 0
 
 
-def abort(tolerant: bool) -> None:
+def abort(tolerant: bool) -> NoReturn:
     """End all ranks at once with status 1; does not return.
 
     Where losses are survived this rank alone ends, and as if it were killed, since of any other end its launcher would tell

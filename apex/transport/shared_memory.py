@@ -22,6 +22,7 @@ import platform
 import resource
 import select
 import stat
+import sys
 import weakref
 from collections import deque
 from pathlib import Path
@@ -200,7 +201,7 @@ class SharedPeer:
 
 def identity() -> str:
     """Return what two ranks have in common when one may open the other's memory: kernel, processes, user; "" if none can."""
-    if not hasattr(os, "memfd_create") or platform.machine() not in _KEEP_ORDER:
+    if sys.platform != "linux" or platform.machine() not in _KEEP_ORDER:
         return ""
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:  # holds for files in memory too
         return ""

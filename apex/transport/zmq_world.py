@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -345,7 +346,7 @@ def leave(tolerant: bool) -> int:
     return 0
 
 
-def abort(tolerant: bool) -> None:
+def abort(tolerant: bool) -> NoReturn:
     """End this rank at once with status 1, upon which ``launch.spawn`` ends all others, or starts it anew; does not return."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
