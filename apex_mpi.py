@@ -1,4 +1,4 @@
-"""The `apex` command: has our packages found before others of the same names, then runs ``launch.main``.
+"""The `apex` command: has our packages found before others of the same names, then runs ``launch.cli.main``.
 
 Every ROS 2 shell has a package ``launch`` on PYTHONPATH, and NVIDIA's mixed-precision package is called ``apex``.
 The name of this module is that of the distribution, so no other package has it. It imports nothing of ours above.
@@ -36,10 +36,10 @@ def main() -> int:
             print(_refusal(foreign), file=sys.stderr, flush=True)
         return 2
     sys.meta_path.insert(0, Finder)
-    from launch import beginning
+    from launch.run import beginning
 
     beginning.end_on_interrupt()  # what is imported now takes a while, in which Ctrl-C may come
-    from launch.main import main as run
+    from launch.cli.main import main as run
 
     return beginning.to_the_end(run)
 

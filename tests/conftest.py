@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 import native  # noqa: F401  before torch, whose libgomp may lack OpenACC
-from launch.mpirun import ENVIRONMENT, find_mpirun
+from launch.run.mpirun import ENVIRONMENT, find_mpirun
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFORMANCE = ROOT / "tests" / "conformance"

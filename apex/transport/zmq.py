@@ -36,7 +36,7 @@ _CONTROL = frozenset([Kind.CONTROL])
 def make_wire(world: World, topology: Topology, limits: Limits, command: list[str] | None = None) -> ZmqWire:
     """Return this rank's wire. Collective over ``world``, which must have ``topology.size`` ranks.
 
-    With ``command``, of which only that it is there matters, the loss of an acting rank is survived: ``launch.spawn``
+    With ``command``, of which only that it is there matters, the loss of an acting rank is survived: ``launch.run.spawn``
     starts a process in its place.
     """
     role = topology.role(world.rank)[0]

@@ -1,6 +1,6 @@
 """Starting and ending a world over ZeroMQ: what happens once, outside the roles' messages.
 
-``launch.spawn`` tells every rank where the learner's rank is to be found (``APEX_ENDPOINT``: a folder of
+``launch.run.spawn`` tells every rank where the learner's rank is to be found (``APEX_ENDPOINT``: a folder of
 the host, ``ipc:///path``, or ``tcp://host:port``) and what the ranks of this job call themselves
 (``APEX_TOKEN``). The learner's rank binds there, and all others meet at it. Values travel as JSON.
 """
@@ -59,7 +59,7 @@ def world(expected_size: int) -> World:
 
 
 def life() -> int:
-    """Return how many processes had this one's rank before it, as ``launch.spawn`` tells."""
+    """Return how many processes had this one's rank before it, as ``launch.run.spawn`` tells."""
     return int(os.environ.get(LIFE_VARIABLE, "0"))
 
 
@@ -337,7 +337,7 @@ def first_from_each_host(world: World, make):
 def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
     if MAY_LOSE_VARIABLE not in os.environ:
-        how = "`launch.spawn --may-lose RANK --lives N` (RANK: the evaluator's)"
+        how = "`launch.run.spawn --may-lose RANK --lives N` (RANK: the evaluator's)"
         raise ConfigError(f"run.tolerate = 'actors' over zmq needs {how}; start it so")
 
 
@@ -347,7 +347,7 @@ def leave(tolerant: bool) -> int:
 
 
 def abort(tolerant: bool) -> NoReturn:
-    """End this rank at once with status 1, upon which ``launch.spawn`` ends all others, or starts it anew; does not return."""
+    """End this rank at once with status 1, upon which ``launch.run.spawn`` ends all others, or starts it anew; does not return."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

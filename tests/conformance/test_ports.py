@@ -8,7 +8,7 @@ from port_conformance import SCENARIOS, PortConformance, judge
 from stormers import stormer
 
 from apex.topology import Topology
-from launch.local import make_ports
+from launch.run.local import make_ports
 
 _MOST_STEPS = 20_000
 

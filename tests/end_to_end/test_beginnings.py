@@ -25,14 +25,17 @@ sys.meta_path.insert(0, Finder())
 RUN = ["train", "cartpole", "--transport", "local"]
 COMMANDS = {
     "apex": [str(ROOT / "apex_mpi.py"), *RUN],
-    "launch.main": ["-m", "launch.main", *RUN],
-    "launch.spawn": ["-m", "launch.spawn", "-n", "2", "--", "true"],
+    "launch.cli.main": ["-m", "launch.cli.main", *RUN],
+    "launch.run.spawn": ["-m", "launch.run.spawn", "-n", "2", "--", "true"],
 }
 
 
 @pytest.mark.parametrize(
     "command, module",
-    [("apex", "launch.main"), ("launch.main", "apex.config"), ("launch.main", "gymnasium"), ("launch.spawn", "apex.config")],
+    [
+        ("apex", "launch.cli.main"), ("launch.cli.main", "apex.config"),
+        ("launch.cli.main", "gymnasium"), ("launch.run.spawn", "apex.config"),
+    ],
 )  # fmt: skip
 def test_ctrl_c_while_modules_are_imported_ends_with_one_line(run_to_end, tmp_path, command, module):
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)

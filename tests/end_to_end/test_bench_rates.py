@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-RATES = [sys.executable, "-m", "launch.main", "bench", "rates", "--seconds", "3"]
+RATES = [sys.executable, "-m", "launch.cli.main", "bench", "rates", "--seconds", "3"]
 
 
 def test_low_rates_are_measured_and_told(run_to_end, tmp_path):

@@ -31,7 +31,7 @@ def ended(run_to_end, settings):
     """How the run of this module ended: of seed 0, or of seed 1 should seed 0 not learn (four of five are asked for)."""
     overrides = [text for setting in settings for text in ("--set", setting)]
     for seed in ("0", "1"):
-        command = [sys.executable, "-m", "launch.main", "train", "cartpole", "--seed", seed, *overrides]
+        command = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--seed", seed, *overrides]
         done = run_to_end(command, timeout=TRAINS_S)
         if "ended by target_return" in done.stdout:
             break

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from launch.compare_run import command
+from launch.bench.transports_run import command
 
-COMPARE = [sys.executable, "-m", "launch.main", "compare", "--actors", "1", "--repetitions", "1", "--seconds", "1", "--regimes", "free"]
+COMPARE = [sys.executable, "-m", "launch.cli.main", "compare", "--actors", "1", "--repetitions", "1", "--seconds", "1", "--regimes", "free"]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_a_transport_that_cannot_start_is_reported_and_the_rest_goes_on(run_to_e
 
 
 def test_a_synthetic_rank_that_fails_ends_all_with_its_traceback_and_status_1(run_to_end, inject, tmp_path):
-    fault = inject(3, module="launch.synthetic", cls="SyntheticActor", method="turn", how="raises", after=3)
+    fault = inject(3, module="launch.bench.synthetic", cls="SyntheticActor", method="turn", how="raises", after=3)
     arguments = ["--transport", "mpi", "--seconds", "30", "--folder", str(tmp_path)]
-    ended = run_to_end(command("mpi", 4, "launch.synthetic_rank", arguments), fault)
+    ended = run_to_end(command("mpi", 4, "launch.bench.synthetic_rank", arguments), fault)
     assert ended.returncode == 1, ended.stderr[-3000:]
     assert "actor 0 (rank 3) failed" in ended.stderr and "RuntimeError: injected" in ended.stderr

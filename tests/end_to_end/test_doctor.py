@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpirun import find_mpirun
+from launch.run.mpirun import find_mpirun
 
-DOCTOR = ["-m", "launch.main", "doctor"]
+DOCTOR = ["-m", "launch.cli.main", "doctor"]
 LOOKS_S = 180
 CORES = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.spread

@@ -13,11 +13,11 @@ import pytest
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
-from launch import mpirun as mpi_launcher
-from launch import spawn
+from launch.run import mpirun as mpi_launcher
+from launch.run import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
+TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole"]
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
 STARTS_S, ENDS_S = 60, 30
 ACTOR_RANK = 3
@@ -76,9 +76,9 @@ def shared_memory(job) -> set[Path]:
 
 
 def launcher_of(job) -> int | None:
-    """Return the pid of what has started the job's ranks, or is to: mpirun, which runs as prterun, or ``launch.spawn``."""
-    ranks = ((pid, line) for pid, line in job.processes().items() if "launch.main" in line)  # not mpirun --version
-    return next((pid for pid, line in ranks if "prterun" in line.split(" ")[0] or "-m launch.spawn" in line), None)
+    """Return the pid of what has started the job's ranks, or is to: mpirun, which runs as prterun, or ``launch.run.spawn``."""
+    ranks = ((pid, line) for pid, line in job.processes().items() if "launch.cli.main" in line)  # not mpirun --version
+    return next((pid for pid, line in ranks if "prterun" in line.split(" ")[0] or "-m launch.run.spawn" in line), None)
 
 
 def ended_over(command: list) -> str:
@@ -138,7 +138,7 @@ class TestSignals:
 
     def test_a_signal_to_the_launcher_before_the_ranks_have_started_ends_the_run_in_order(self, start, directory, train):
         job = start(train())
-        job.wait_until(lambda: launcher_of(job), STARTS_S, "mpirun or launch.spawn")
+        job.wait_until(lambda: launcher_of(job), STARTS_S, "mpirun or launch.run.spawn")
         job.process.send_signal(signal.SIGINT)
         check_ended_before_the_first_step(directory, job.wait(ENDS_S))
 

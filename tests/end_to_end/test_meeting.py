@@ -9,7 +9,7 @@ import pytest
 
 from apex.run_folder import RunFolder
 
-TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
+TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole"]
 LAST, ENDS_S = 4, 60
 pytestmark = pytest.mark.spread
 

@@ -9,7 +9,7 @@ from apex.config import load
 from apex.envs import env_spec
 from apex.run_folder import RunFolder
 from apex.topology import make
-from launch import memory
+from launch.run import memory
 from replay_rank.service import memory_bytes
 
 SETTINGS = {"actor.count": 1, "run.log_period_s": 0.2, "evaluator.episodes": 2, "evaluator.period": 1,
@@ -28,7 +28,7 @@ def memory_of(pid: int) -> tuple[int, int]:
 def test_each_role_takes_what_it_was_said_to_and_not_half_of_it(start, tmp_path, transport):
     overrides = [f"{name}={value}" for name, value in SETTINGS.items()]
     sets = [word for override in (*overrides, f"run.directory={tmp_path}/runs") for word in ("--set", override)]
-    job = start([sys.executable, "-m", "launch.main", "train", "cartpole", "--transport", transport, *sets])
+    job = start([sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--transport", transport, *sets])
     folder = RunFolder(tmp_path / "runs" / "latest")
     job.wait_until(lambda: any(row["eval_return"] is not None for row in folder.rows()), 120, "an evaluation")
     config = load("cartpole", overrides)

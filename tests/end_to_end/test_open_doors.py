@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import leftovers, mpirun, spawn
+from launch.run import leftovers, mpirun, spawn
 
-TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole", "--ranks", "4"]
+TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--ranks", "4"]
 LISTENS = "0A"
 TORCH_CACHE = "torchinductor_"  # for all of a user's programs; nothing of ours is in it
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from PIL import Image, ImageSequence
 
-from launch.main import main
+from launch.cli.main import main
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def test_on_a_crowded_host_actors_and_evaluator_let_the_learner_and_replay_go_fi
     settings = {"run.directory": tmp_path / "runs", "replay.min_size": 200, "learner.batch_size": 16, "actor.nice": 3, "run.max_wall_s": 60}
     overrides = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
     core = min(os.sched_getaffinity(0))
-    job = start(["taskset", "-c", core, sys.executable, "-m", "launch.main", "train", "cartpole", *overrides])
+    job = start(["taskset", "-c", core, sys.executable, "-m", "launch.cli.main", "train", "cartpole", *overrides])
     job.wait_until(lambda: list(tmp_path.glob("runs/c*")) and RunFolder(next(tmp_path.glob("runs/c*"))).rows(), 120, "a row of the log")
     assert [niceness(job.rank(rank)) for rank in (LEARNER, REPLAY, EVALUATOR, ACTOR)] == [0, 0, 3, 3]
     assert "4 ranks on 1 cores here: a rank without work sleeps at once" in (job.folder / "stdout").read_text()

@@ -23,7 +23,7 @@ from replay_rank.persistence import Restore, Segments
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay
 
-TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole"]
+TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole"]
 SMALL = {
     "run.log_period_s": 0.1, "run.stop_at_target": "false", "run.max_learner_steps": 1_000_000, "algorithm.hidden": 16, "actor.envs": 4,
     "actor.intake_batch": 10, "replay.capacity": 2000, "replay.min_size": 200, "replay.samples_per_insert": 4.0,

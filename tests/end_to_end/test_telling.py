@@ -14,7 +14,7 @@ from apex.run_folder import RunFolder
 
 pytestmark = pytest.mark.spread
 IN_TERMINAL = [sys.executable, Path(__file__).with_name("in_terminal.py")]
-APEX = [sys.executable, "-m", "launch.main"]
+APEX = [sys.executable, "-m", "launch.cli.main"]
 TRANSPORTS = ("mpi", "zmq", "local")
 SMALL = {
     "run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16, "algorithm.hidden": 16,

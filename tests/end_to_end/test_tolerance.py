@@ -9,9 +9,9 @@ import pytest
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
-from launch.mpirun import find_mpirun
+from launch.run.mpirun import find_mpirun
 
-TRAIN = [sys.executable, "-m", "launch.main", "train"]
+TRAIN = [sys.executable, "-m", "launch.cli.main", "train"]
 SMALL = {
     "run.log_period_s": 0.2, "run.stop_at_target": "false", "run.max_learner_steps": 1_000_000, "actor.count": 2, "evaluator.episodes": 2,
     "evaluator.period": 100, "replay.min_size": 200, "learner.batch_size": 16, "learner.checkpoint_period": 200,

@@ -18,7 +18,7 @@ from apex.ports import SampleRequestEvent
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, aligned_bytes, limits, sample_layout
 from apex.topology import make
-from launch.local import make_ports
+from launch.run.local import make_ports
 from learner.learner import Learner
 from learner.run_log import RunLog
 from replay_rank.service import ReplayService

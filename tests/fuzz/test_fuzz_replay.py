@@ -13,7 +13,7 @@ from mutations import EDGES, flip_bits, mutate, overwrite, resize
 from apex.config import from_tables
 from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes, limits, sample_layout
 from apex.topology import Topology
-from launch.local import make_ports
+from launch.run.local import make_ports
 from replay_rank.replay import Replay
 from replay_rank.service import ReplayService
 

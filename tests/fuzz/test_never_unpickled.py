@@ -59,7 +59,7 @@ def watched(tmp_path, start):
 
 def test_no_rank_of_a_run_over_zmq_unpickles_anything_at_all(watched, tmp_path):
     values = [*SMALL, f"run.directory={tmp_path / 'runs'}"]
-    command = ["-m", "launch.main", "train", "cartpole", "--transport", "zmq", "--ranks", 4]
+    command = ["-m", "launch.cli.main", "train", "cartpole", "--transport", "zmq", "--ranks", 4]
     processes, lines = watched([*command, *(text for value in values for text in ("--set", value))])
     result = RunFolder(tmp_path / "runs" / "latest").result()
     assert (result["transport"], result["ranks"], result["learner_steps"]) == ("zmq", 4, 40)

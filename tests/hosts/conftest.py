@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from two_hosts import ADDRESSES, CannotMakeHosts, TwoHosts
 
-from launch.mpirun import find_mpirun
+from launch.run.mpirun import find_mpirun
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path += [str(TESTS / "mpi"), str(TESTS / "zmq")]  # their storms are played here too
@@ -72,7 +72,7 @@ def zmq_groups(hosts):
 
     def command(first: int, second: int, of_rank: list) -> list[str]:
         job = ["--size", first + second, "--endpoint", f"tcp://{ADDRESSES[0]}:{next(ports)}", "--", *of_rank]
-        spawn = [*environment, sys.executable, "-m", "launch.spawn"]
+        spawn = [*environment, sys.executable, "-m", "launch.run.spawn"]
         here = [*spawn, "--first", 0, "-n", first, *job]
         there = hosts.over_ssh(1, [*spawn, "--first", first, "-n", second, *job])
         return hosts.on(0, ["sh", "-c", BOTH.format(first=shlex.join(map(str, here)), second=shlex.join(there))])

@@ -29,7 +29,7 @@ def train(tmp_path):
 
     def command(transport: str) -> list:
         values = [*SETTINGS, f"run.transport={transport}", f"run.directory={tmp_path / 'runs'}"]
-        return [sys.executable, "-m", "launch.main", "train", "cartpole", *(text for value in values for text in ("--set", value))]
+        return [sys.executable, "-m", "launch.cli.main", "train", "cartpole", *(text for value in values for text in ("--set", value))]
 
     return command
 
@@ -62,7 +62,7 @@ def test_over_mpi(mpirun_command, ssh, start, train, folder):
 
 def test_over_zmq(hosts, zmq_groups, start, train, folder):
     command = zmq_groups(3, 2, train("zmq"))
-    command[-1] = command[-1].replace("launch.spawn ", f"launch.spawn {shlex.join(['--may-lose', '2', '--lives', '3'])} ")
+    command[-1] = command[-1].replace("launch.run.spawn ", f"launch.run.spawn {shlex.join(['--may-lose', '2', '--lives', '3'])} ")
     job = start(command)
     os.kill(lose_one(job, folder), signal.SIGUSR1)
     assert job.wait(ENDS_S).returncode == 0

@@ -23,7 +23,7 @@ def train(tmp_path):
 
     def command(*settings: str) -> list:
         values = [*SETTINGS, f"run.directory={tmp_path / 'runs'}", *settings]
-        return [sys.executable, "-m", "launch.main", "train", "cartpole", *(text for value in values for text in ("--set", value))]
+        return [sys.executable, "-m", "launch.cli.main", "train", "cartpole", *(text for value in values for text in ("--set", value))]
 
     return command
 

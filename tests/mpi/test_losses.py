@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpirun import launcher
+from launch.run.mpirun import launcher
 
 PROGRAM, LEAVING = (Path(__file__).with_name(name) for name in ("losing.py", "leaving.py"))
 LAST = 4

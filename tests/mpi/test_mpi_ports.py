@@ -9,7 +9,7 @@ import pytest
 from disturbance import RANKS, Disturbance, EndlessStorm
 from port_conformance import PortConformance
 
-from launch.mpirun import find_mpirun
+from launch.run.mpirun import find_mpirun
 
 PROGRAM = Path(__file__).with_name("port_storm.py")
 

@@ -10,7 +10,7 @@ import slurm_cluster
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
-from launch.mpirun import find_mpirun
+from launch.run.mpirun import find_mpirun
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = slurm_cluster.missing()
@@ -74,14 +74,14 @@ class Submitted:
 def submit(cluster, environment, tmp_path):
     """Return ``submit(*options, **settings) -> Submitted``: `apex submit cartpole` with a small run."""
     apex = tmp_path / "apex"  # what `pip install` makes, for the source of this checkout
-    apex.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m launch.main "$@"\n')
+    apex.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m launch.cli.main "$@"\n')
     apex.chmod(0o755)
     jobs = []
 
     def submit_job(*options: str, **settings) -> Submitted:
         log, directory = tmp_path / f"job-{len(jobs)}.log", tmp_path / f"runs-{len(jobs)}"
         values = SMALL | {"run.directory": directory} | {name.replace("__", "."): value for name, value in settings.items()}
-        command = [sys.executable, "-m", "launch.main", "submit", "cartpole", "--mem", "100M", "--sbatch", f"output={log}", *options]
+        command = [sys.executable, "-m", "launch.cli.main", "submit", "cartpole", "--mem", "100M", "--sbatch", f"output={log}", *options]
         command += [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
         variables = environment | cluster.environment | {"APEX": str(apex)}
         ended = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)

@@ -119,7 +119,7 @@ def _run(transport: str, directory: Path) -> tuple:
 def command_of(transport: str, overrides: list[str]) -> list[str]:
     """Return the command of a run."""
     settings = [text for value in overrides for text in ("--set", value)]
-    return [sys.executable, "-m", "launch.main", "train", PRESET, "--transport", transport, *settings]
+    return [sys.executable, "-m", "launch.cli.main", "train", PRESET, "--transport", transport, *settings]
 
 
 def _until_warm(job, directory: Path) -> RunFolder:

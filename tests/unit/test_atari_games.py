@@ -7,7 +7,7 @@ from actors.actor import Actor
 from actors.evaluator import Evaluator
 from apex.config import EnvConfig, load
 from apex.envs import env_spec, make_envs
-from launch import preflight
+from launch.run import preflight
 
 
 def atari(rom, **options):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from apex.config import ConfigError
-from launch import bench_index, bench_report, bench_rivals
-from launch.bench_rivals import REFERENCE, PythonTree, Rival
-from launch.main import main
+from launch.bench import baselines
+from launch.bench import index as bench_index
+from launch.bench import report as bench_report
+from launch.bench.baselines import REFERENCE, PythonTree, Rival
+from launch.cli.main import main
 from replay_rank.strata import Strata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,8 +123,8 @@ def test_an_index_that_times_its_own_calls_has_rows_called_from_c():
 
 def test_the_forms_of_the_binary_tree_are_set_and_rebuilding_is_measured_for_updates_only():
     names = [REFERENCE, "binary-rebuild", "binary"]
-    assert bench_rivals.choose(None)[0][:3] == names
-    rivals = [bench_rivals.make(name, np.ones(LEAVES)) for name in names]
+    assert baselines.choose(None)[0][:3] == names
+    rivals = [baselines.make(name, np.ones(LEAVES)) for name in names]
     assert [rival.index.form for rival in rivals] == ["element", "rebuild", "auto"]
     assert [rival.ops == ("update",) for rival in rivals] == [False, True, False]
 
@@ -181,9 +183,9 @@ def test_an_unknown_index_is_refused_with_the_nearest(capsys):
 
 
 def test_a_rival_that_is_not_installed_is_refused_when_asked_for_and_told_when_not(capsys, monkeypatch):
-    monkeypatch.setattr(bench_rivals.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(baselines.importlib.util, "find_spec", lambda name: None)
     assert "cpprb is not installed; pip install 'apex-mpi[bench]'" in refusal(capsys, "--indexes", "cpprb")
-    names, left_out = bench_rivals.choose(None)
+    names, left_out = baselines.choose(None)
     assert "cpprb" not in names and "cpprb: cpprb is not installed" in left_out and "python" in names
 
 
@@ -191,7 +193,7 @@ def test_a_rival_that_cannot_be_loaded_is_refused_when_asked_for_and_told_when_n
     def broken(name, mass):
         raise ImportError("undefined symbol: x\nmore")
 
-    monkeypatch.setattr(bench_rivals, "make", broken)
+    monkeypatch.setattr(baselines, "make", broken)
     assert "--indexes: binary: undefined symbol: x\n" in refusal(capsys, "--indexes", "binary")
     assert bench_index._fill(["binary"], LEAVES, must=False) == ([], ["binary: undefined symbol: x"])
 
@@ -217,7 +219,7 @@ def test_asking_whether_a_file_can_be_written_leaves_nothing_behind(tmp_path):
 
 
 def test_the_command_ends_with_status_0_and_prints_the_tables():
-    code = "import sys, launch.bench_index as b; b.QUICK_S = 1.0; from launch.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys, launch.bench.index as b; b.QUICK_S = 1.0; from launch.cli.main import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["bench", "index", "--leaves", str(LEAVES), "--indexes", "binary", "--quick"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -269,9 +271,9 @@ def drawn_slots(rival):
 
 @pytest.mark.parametrize("name", ["torchrl-tree", "torchrl-sampler", "cpprb", "tianshou"])
 def test_another_library_draws_what_was_updated_and_inserted(name):
-    if bench_rivals.choose(None)[0].count(name) == 0:
+    if baselines.choose(None)[0].count(name) == 0:
         pytest.skip(f"{name} is not installed")
-    rival = bench_rivals.make(name, np.full(LEAVES, 1e-6))
+    rival = baselines.make(name, np.full(LEAVES, 1e-6))
     rival.update(*rival.prepare(np.array([7, 4000]), np.array([5.0, 2.0])))
     assert np.isin(drawn_slots(rival), [7, 4000]).mean() > 0.9
     rival.insert(*rival.prepare_insert(100, np.full(50, 1e5)))

@@ -15,7 +15,7 @@ from apex.config import ConfigError, load, to_tables
 from apex.control import CheckpointRequest
 from apex.files import NewFile
 from apex.state import split
-from launch import resume
+from launch.run import resume
 
 ABOUT = {"config": to_tables(load("cartpole")), "replay_ranks": 1, "num_actors": 1}
 

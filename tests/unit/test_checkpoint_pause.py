@@ -8,7 +8,7 @@ from apex.config import load
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, limits, sample_layout
 from apex.topology import make
-from launch.local import make_ports
+from launch.run.local import make_ports
 from learner.learner import Learner
 from learner.run_log import RunLog
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from apex.config import ConfigError
-from launch import compare, compare_report, compare_run, copy_rate, synthetic
-from launch.compare import Options, cases
-from launch.compare_report import ROW_FIELDS, Comparison, number
-from launch.compare_run import Case, Failed
-from launch.main import main
+from launch.bench import copy_rate, synthetic, transports_report, transports_run
+from launch.bench import transports as compare
+from launch.bench.transports import Options, cases
+from launch.bench.transports_report import ROW_FIELDS, Comparison, number
+from launch.bench.transports_run import Case, Failed
+from launch.cli.main import main
 
 MACHINE = {
     "cpu": "a processor", "cores": 2, "kernel": "Linux 6", "python": "3.11", "load": [0.5, 0.5, 0.5], "load_after": 1.5,
@@ -37,7 +38,7 @@ def fake(case, seconds, preset, limit_s):
 
 @pytest.fixture(autouse=True)
 def known_machine(monkeypatch):
-    monkeypatch.setattr(compare_report, "machine", lambda: {k: v for k, v in MACHINE.items() if k not in ("load_after", "left_out")})
+    monkeypatch.setattr(transports_report, "machine", lambda: {k: v for k, v in MACHINE.items() if k not in ("load_after", "left_out")})
     monkeypatch.setattr(copy_rate, "rates", lambda: MACHINE["memcpy_mb_per_s"])
 
 
@@ -66,7 +67,7 @@ def known_machine(monkeypatch):
     ],
 )
 def test_what_cannot_be_met_is_refused_in_one_line_before_anything_starts(capsys, monkeypatch, arguments, named):
-    monkeypatch.setattr(compare_run, "measure", None)
+    monkeypatch.setattr(transports_run, "measure", None)
     monkeypatch.setattr(copy_rate, "rates", None)
     assert main(["compare", *arguments]) == 2
     told = capsys.readouterr()
@@ -197,30 +198,30 @@ def test_what_ranks_counted_becomes_one_row():
          "window_s": 1.0, "transitions_per_s": 500.0, "bytes_per_s": 4e6, "samples_per_s": 1024.0},
         {"role": "actor", "index": 0, "cpu_s": 3.0, "peak_mb": 30, "sent": 4},
     ]  # fmt: skip
-    found = compare_run.summarise(ranks, sampling=True)
+    found = transports_run.summarise(ranks, sampling=True)
     assert found == {
         "transitions_per_s": 500.0, "mb_per_s": 4.0, "batches_per_s": 2.0, "sample_ms_p50": 2.0, "sample_ms_p99": 3.0,
         "learner_wait_pct": 4.0, "cpu_s_per_million": 6000.0, "peak_mb": 60, "lost": 50,
     }  # fmt: skip
-    assert compare_run.summarise(ranks, sampling=False)["batches_per_s"] is None
+    assert transports_run.summarise(ranks, sampling=False)["batches_per_s"] is None
     with pytest.raises(Failed, match="window"):
-        compare_run.summarise([ranks[0], ranks[1] | {"window_s": None}, ranks[2]], sampling=True)
+        transports_run.summarise([ranks[0], ranks[1] | {"window_s": None}, ranks[2]], sampling=True)
 
 
 def test_a_run_that_cannot_start_is_a_row_with_an_error(monkeypatch):
-    monkeypatch.setattr(compare_run, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such fabric')"])
-    found = compare_run.measure(Case("intake", "busy", 1, 0, "mpi"), 0.2, "pong-small")
+    monkeypatch.setattr(transports_run, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such fabric')"])
+    found = transports_run.measure(Case("intake", "busy", 1, 0, "mpi"), 0.2, "pong-small")
     assert found["error"] == "exit status 1: no such fabric" and set(found) - {"error"} == set(ROW_FIELDS)
-    assert all(found[name] is None for name in compare_run.METRICS)
+    assert all(found[name] is None for name in transports_run.METRICS)
 
 
 def test_a_run_that_takes_too_long_is_ended_with_all_that_it_started(monkeypatch, tmp_path):
     started = tmp_path / "pid"
     child = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
-    monkeypatch.setattr(compare_run, "command", lambda *_: [sys.executable, "-c", parent])
-    monkeypatch.setattr(compare_run, "_STARTING_S", 1.0)
-    found = compare_run.measure(Case("intake", "free", 1, 0, "mpi"), 0.2, "pong-small")
+    monkeypatch.setattr(transports_run, "command", lambda *_: [sys.executable, "-c", parent])
+    monkeypatch.setattr(transports_run, "_STARTING_S", 1.0)
+    found = transports_run.measure(Case("intake", "free", 1, 0, "mpi"), 0.2, "pong-small")
     assert "not done within" in found["error"]
     state = subprocess.run(["ps", "-o", "stat=", "-p", started.read_text()], capture_output=True, text=True).stdout
     assert state.strip()[:1] in ("", "Z")

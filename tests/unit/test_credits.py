@@ -8,7 +8,7 @@ from apex.schema import Limits
 from apex.topology import Topology
 from apex.transport.endpoints import IntakeCredits
 from apex.transport.wire import Kind
-from launch.local import make_ports
+from launch.run.local import make_ports
 
 
 def test_replay_ranks_take_turns_from_the_actors_own_first():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from launch import job
+from launch.run import job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,10 +22,10 @@ def test_our_modules_are_found_from_any_folder_before_those_of_the_user(monkeypa
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "main.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    program = "import launch.main, sys; print(launch.main.__file__, sys.path)"
+    program = "import launch.cli.main, sys; print(launch.cli.main.__file__, sys.path)"
     command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, env=job.environment_for({}), cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(str(ROOT / "launch" / "main.py")) and str(tmp_path) in done.stdout
+    assert done.stdout.startswith(str(ROOT / "launch" / "cli" / "main.py")) and str(tmp_path) in done.stdout
 
 
 def test_without_a_path_of_the_users_there_is_only_ours(monkeypatch):
@@ -38,7 +38,7 @@ def version_of_mpirun(python) -> str:
     """Return what the mpirun beside a Python says, started as a run starts it, where PATH does not lead to it."""
     program = """if True:
         import subprocess
-        from launch import job, mpirun
+        from launch.run import job, mpirun
         said = subprocess.run([mpirun.find_mpirun(), "--version"], env=job.environment_for({}), capture_output=True, text=True)
         print(said.stdout + said.stderr)
     """

@@ -111,17 +111,25 @@ def in_a_circle(graph):
     return {node for node, others in reached.items() if node in others}
 
 
-# A rank starts the process that takes a lost one's place, and that process is a rank.
-CIRCLE_LEFT = {"launch.rank", "launch.replacement"}
-
-
 def test_no_modules_import_each_other_in_a_circle():
     modules = {module_of(path) for path in ALL}
     graph = {}
     for path in ALL:
         found = {our_module(name, modules) for name in imported(path, in_strings=False)}
         graph[module_of(path)] = found - {None, module_of(path)}
-    assert in_a_circle(graph) <= CIRCLE_LEFT
+    assert in_a_circle(graph) == set()
+
+
+# The command stands on benchmarks, and these on what starts and follows processes.
+LAUNCH_ROOMS = {"run": set(), "bench": {"run"}, "cli": {"run", "bench"}}
+
+
+@pytest.mark.parametrize("room", LAUNCH_ROOMS)
+def test_the_rooms_of_launch_stand_on_each_other_one_way(room):
+    for path in sources(f"launch/{room}"):
+        names = imported(path, in_strings=False)  # ranks are started by the command itself, which is no import
+        others = {name.split(".")[1] for name in names if name.startswith("launch.") and "." in name} & LAUNCH_ROOMS.keys()
+        assert others <= LAUNCH_ROOMS[room] | {room}, name_of(path)
 
 
 def symbols_of(object_file):
@@ -161,8 +169,8 @@ from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, limits
 from apex.topology import make
 from apex.transport import drive
-from launch import rank, roles
-from launch.local import make_ports
+from launch.run import rank, roles
+from launch.run.local import make_ports
 config, spec = load("cartpole"), EnvSpec((4,), "float32", 1, 2)
 topology = make(config)
 role = roles.build(config, spec, topology, 1, make_ports(topology, limits(config, spec))[1], RunFolder("."), "cartpole")
@@ -179,7 +187,7 @@ def test_a_replay_rank_at_work_has_not_loaded_torch(program):
 
 
 def test_importing_the_command_loads_no_heavy_library():
-    program = "import sys, launch.main; print({'torch', 'mpi4py', 'gymnasium', 'matplotlib', 'tensorboard', 'rich'} & set(sys.modules))"
+    program = "import sys, launch.cli.main; print({'torch', 'mpi4py', 'gymnasium', 'matplotlib', 'tensorboard', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
 
@@ -190,7 +198,7 @@ def test_importing_the_command_loads_no_heavy_library():
 @pytest.mark.parametrize(
     "source, found",
     [
-        ("import launch.main as m", "launch.main"),
+        ("import launch.cli.main as m", "launch.cli.main"),
         ("def f():\n    from launch import rank", "launch.rank"),
         ("from . import n_step", "actors.n_step"),
         ("from .n_step import NStep", "actors.n_step.NStep"),

@@ -16,7 +16,7 @@ from apex.config import load
 from apex.envs import VectorEnv, env_spec
 from apex.schema import aligned_bytes, limits, sample_layout, weight_layout
 from apex.topology import make
-from launch.local import make_ports
+from launch.run.local import make_ports
 from replay_rank.replay import Replay
 
 SMALL = ["actor.envs=4", "actor.intake_batch=10", "algorithm.hidden=32", "replay.capacity=5000", "actor.refresh_period=2", "run.seed=5"]

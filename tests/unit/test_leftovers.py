@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from apex.transport.private import check_folder
-from launch import leftovers
+from launch.run import leftovers
 
 LAUNCH = Path(leftovers.__file__).parent
 NOBODY = 65534

@@ -14,8 +14,8 @@ from apex.config import load, to_toml
 from apex.run_folder import RunFolder, create
 from apex.schema import aligned_bytes, weight_header, weight_layout
 from apex.topology import make
-from launch import local, preflight
-from launch import main as command
+from launch.cli import main as command
+from launch.run import local, preflight
 from learner.learner import Learner
 from learner.train_step import TrainStep
 from replay_rank.service import ReplayService

@@ -16,9 +16,9 @@ from apex import run_lock
 from apex import topology as topologies
 from apex.config import load
 from apex.run_folder import RunFolder
-from launch import job, resume
-from launch.main import main
-from launch.meeting import Meeting
+from launch.cli.main import main
+from launch.run import job, resume
+from launch.run.meeting import Meeting
 
 
 @pytest.fixture(scope="module")

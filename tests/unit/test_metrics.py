@@ -242,7 +242,7 @@ def test_scalars_are_read_back_from_tensorboard_with_one_point_for_each_evaluati
 
 def test_the_log_and_its_views_import_nothing_heavy():
     code = (
-        "import sys, apex.metrics, apex.run_folder, apex.tensorboard_log, launch.view, launch.plot;"
+        "import sys, apex.metrics, apex.run_folder, apex.tensorboard_log, launch.run.view, launch.cli.plot;"
         "print({'torch', 'mpi4py', 'rich', 'matplotlib', 'tensorboard'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

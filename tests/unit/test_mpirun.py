@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import leftovers, mpirun
+from launch.run import leftovers, mpirun
 
 VARIABLE = "OMPI_MCA_btl_sm_backing_directory"
 
@@ -30,7 +30,7 @@ def test_the_folder_goes_with_all_that_killed_ranks_have_left_in_it(memory):
 IN_USE = """
 import sys
 from pathlib import Path
-from launch import mpirun
+from launch.run import mpirun
 mpirun._SHARED_MEMORY = Path(sys.argv[1])
 with mpirun.segments() as variables:
     print(variables[sys.argv[2]], flush=True)

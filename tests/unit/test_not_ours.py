@@ -12,7 +12,7 @@ from test_resume_local import Runs, as_before  # noqa: F401  a fixture
 
 from apex import checkpoint
 from apex.state import require
-from launch.main import main
+from launch.cli.main import main
 from learner import learner
 from replay_rank import persistence
 

@@ -21,9 +21,9 @@ from apex.config import ConfigError, load, to_toml
 from apex.look import Unreadable
 from apex.metrics import ROW_FIELDS
 from apex.run_folder import RunFolder
-from launch import resume
-from launch.main import main
-from launch.plot import _figure
+from launch.cli.main import main
+from launch.cli.plot import _figure
+from launch.run import resume
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a second user is needed, which only root can be")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from apex.run_folder import RunFolder, create
-from launch import output_file
-from launch.main import main
-from launch.output_file import JSON, PICTURE, OutputFile
+from launch.bench import output_file
+from launch.bench.output_file import JSON, PICTURE, OutputFile
+from launch.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = {
@@ -98,7 +98,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_replaced(tmp_path):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
 def test_another_user_s_folder_is_refused_before_any_work(run, tmp_path):
-    imports = "import os, sys, launch.doctor; from launch.main import main"  # what the other user may not read
+    imports = "import os, sys, launch.cli.doctor; from launch.cli.main import main"  # what the other user may not read
     program = f"{imports}; os.setuid(65534); sys.exit(main(['doctor', '--json', {str(tmp_path / 'x.json')!r}]))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -10,9 +10,9 @@ from apex.schema import aligned_bytes, intake_nbytes, limits, weight_layout
 from apex.topology import Topology
 from apex.transport import endpoints
 from apex.transport.local import LocalWorld
-from launch import synthetic
-from launch.local import step_in_turn
-from launch.pickled import Form, PickledWire, dumps
+from launch.bench import synthetic
+from launch.bench.pickled import Form, PickledWire, dumps
+from launch.run.local import step_in_turn
 
 CONFIG = synthetic.config(2)
 FORM = Form(CONFIG, synthetic.SPEC)

@@ -17,8 +17,8 @@ from apex.envs import env_spec
 from apex.policy import Policy
 from apex.schema import EnvSpec, aligned_bytes, sample_layout, weight_layout
 from apex.topology import make
-from launch import memory as memory_module
-from launch import preflight
+from launch.run import memory as memory_module
+from launch.run import preflight
 from learner.checkpointing import to_cpu
 from learner.train_step import TrainStep
 from replay_rank.replay import Replay

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apex.config import Config, ConfigError, LearnerConfig, ReplayConfig, from_tables
 from apex.schema import EnvSpec, intake_nbytes, limits
 from apex.topology import make
-from launch.local import make_ports
+from launch.run.local import make_ports
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.service import ReplayService
 

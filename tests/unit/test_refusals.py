@@ -10,8 +10,8 @@ import pytest
 from apex import config as configuration
 from apex.config import ConfigError
 from apex.run_folder import RunFolder, resolve
-from launch import rank, world
-from launch.main import _parser, main
+from launch.cli.main import _parser, main
+from launch.run import rank, world
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,7 +121,7 @@ def test_no_parser_of_ours_takes_abbreviations():
 
 
 def test_the_spawner_of_ranks_refuses_an_abbreviation_in_one_line_and_passes_on_what_follows_the_dashes():
-    spawn = [sys.executable, "-m", "launch.spawn", "-n", "1"]
+    spawn = [sys.executable, "-m", "launch.run.spawn", "-n", "1"]
     done = subprocess.run([*spawn, "--endpoin", "tcp", "--", "true"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "did you mean '--endpoint'" in done.stderr and len(done.stderr.splitlines()) == 1
     done = subprocess.run([*spawn, "--", "echo", "--endpoin"], cwd=ROOT, capture_output=True, text=True, timeout=60)

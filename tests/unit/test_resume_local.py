@@ -12,8 +12,8 @@ from apex import checkpoint
 from apex.checkpoint import Part
 from apex.run_folder import RunFolder
 from apex.schema import intake_nbytes
-from launch import local
-from launch.main import main
+from launch.cli.main import main
+from launch.run import local
 from learner.train_step import TrainStep
 
 TINY = {

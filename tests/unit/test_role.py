@@ -12,7 +12,7 @@ from apex.run_folder import RunFolder
 from apex.topology import ACTOR
 from apex.transport.drive import StopSignals, Wait, drive
 from apex.transport.watchdog import Watchdog
-from launch.main import main
+from launch.cli.main import main
 
 
 class BusyPort:

@@ -75,7 +75,7 @@ PROBES_LEFT = {
 }
 PRIVATES_LEFT = {
     "native/__init__.py",  # native._native is its own part
-    "launch/bench_rivals.py",  # torchrl's trees in C++ have no public name
+    "launch/bench/baselines.py",  # torchrl's trees in C++ have no public name
 }
 
 

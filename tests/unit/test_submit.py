@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from apex.config import ConfigError
-from launch import submit
-from launch.main import main
-from launch.submit import SCRIPTS, Request, fill
+from launch.cli import submit
+from launch.cli.main import main
+from launch.cli.submit import SCRIPTS, Request, fill
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = sorted(SCRIPTS.glob("*.sbatch"))
@@ -130,7 +130,7 @@ def test_a_machine_without_sbatch_is_told_of_in_one_line_and_nothing_is_written(
 
 
 def test_the_command_passes_what_it_is_given():
-    command = [sys.executable, "-m", "launch.main", "submit", "cartpole", "--seed", "3", "--nodes", "2", "--dry-run"]
+    command = [sys.executable, "-m", "launch.cli.main", "submit", "cartpole", "--seed", "3", "--nodes", "2", "--dry-run"]
     said = subprocess.run([*command, "--transport", "mpi", "--sbatch", "qos=low"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stderr
     assert said.stdout.endswith("# sbatch THIS_FILE cartpole --set run.transport=mpi --set run.seed=3\n")

@@ -12,9 +12,9 @@ import pytest
 from apex.config import ConfigError, EnvConfig, load
 from apex.envs import GuardedEnvs, env_spec, make_envs
 from apex.envs.foreign import in_one_line
-from launch import preflight
-from launch.doctor_checks import WRONG, roms
-from launch.doctor_facts import Patient
+from launch.cli.doctor_checks import WRONG, roms
+from launch.cli.doctor_facts import Patient
+from launch.run import preflight
 
 SMALL = ["actor.envs=2", "evaluator.episodes=3"]
 
@@ -82,7 +82,7 @@ def test_the_command_refuses_an_environment_that_exits_in_one_line_and_starts_no
     overrides = ["env.id=nasty_envs:StepExit-v0", "run.transport=local", f"run.directory={tmp_path}/runs", *SMALL]
     sets = [word for override in overrides for word in ("--set", override)]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "launch.main", "train", "cartpole", *sets],
+        [sys.executable, "-P", "-m", "launch.cli.main", "train", "cartpole", *sets],
         env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     told = "apex: env.id = 'nasty_envs:StepExit-v0' fails in training: SystemExit: 3\n"

@@ -11,9 +11,10 @@ from apex.config import ConfigError, load
 from apex.metrics import ROW_FIELDS, Hub
 from apex.run_folder import RunFolder
 from apex.topology import make
-from launch import job, plot, view
-from launch.meeting import Meeting
-from launch.output_file import PICTURE, OutputFile
+from launch.bench.output_file import PICTURE, OutputFile
+from launch.cli import plot
+from launch.run import job, view
+from launch.run.meeting import Meeting
 
 ROW = dict.fromkeys(ROW_FIELDS) | {
     "wall_s": 12.34, "learner_steps": 4210, "learner_steps_per_s": 512.3, "agent_steps": 83_456, "env_frames": 83_456,

@@ -16,7 +16,7 @@ from stormers import stormer
 
 from apex.topology import Topology
 from apex.transport.zmq_world import abort, world
-from launch.world import from_environment
+from launch.run.world import from_environment
 
 LONGEST_ROUND_S = 300.0
 

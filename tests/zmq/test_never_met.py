@@ -14,8 +14,8 @@ pytestmark = pytest.mark.spread
 
 def ranks(tmp_path, endpoint: str, first: int, count: int, size: int) -> list:
     """Return the command that starts some of the ranks of a job."""
-    spawn = [sys.executable, "-m", "launch.spawn", "--first", first, "-n", count, "--size", size, "--endpoint", endpoint, "--"]
-    return [*spawn, sys.executable, "-m", "launch.main", "train", "cartpole", "--transport", "zmq", *WATCHED,
+    spawn = [sys.executable, "-m", "launch.run.spawn", "--first", first, "-n", count, "--size", size, "--endpoint", endpoint, "--"]
+    return [*spawn, sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--transport", "zmq", *WATCHED,
             "--set", f"run.directory={tmp_path / 'runs'}"]  # fmt: skip
 
 

@@ -21,14 +21,14 @@ from apex.transport import endpoints
 from apex.transport.wire import Kind
 from apex.transport.zmq import make_wire
 from apex.transport.zmq_world import World
-from launch import synthetic
-from launch.pickled import PICKLED_NBYTES, Form, PickledWire
+from launch.bench import synthetic
+from launch.bench.pickled import PICKLED_NBYTES, Form, PickledWire
 
 NOBODY, PATIENCE_S = 65534, 120.0
 TOPOLOGY, TOKEN, CONFIG = Topology(4, 1), bytes(range(16)), synthetic.config(1)
 LIMITS, FORM = limits(CONFIG, synthetic.SPEC), Form(CONFIG, synthetic.SPEC)
 LEARNER, REPLAY, ACTOR = 0, 1, 3
-COMPARE = ["-m", "launch.main", "compare", "--transports", "zmq-pickle", "--workloads", "mixed", "--actors", "1"]
+COMPARE = ["-m", "launch.cli.main", "compare", "--transports", "zmq-pickle", "--workloads", "mixed", "--actors", "1"]
 
 # Becomes the user that it is told, tries every socket whose name /proc/net/unix tells, and sends to those that it reaches.
 ATTACK = """

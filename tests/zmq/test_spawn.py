@@ -1,4 +1,4 @@
-"""``launch.spawn``: starts ranks, passes on what they are told, ends with them, and leaves nothing behind."""
+"""``launch.run.spawn``: starts ranks, passes on what they are told, ends with them, and leaves nothing behind."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from launch import spawn
+from launch.run import spawn
 
-SPAWN = [sys.executable, "-m", "launch.spawn"]
+SPAWN = [sys.executable, "-m", "launch.run.spawn"]
 TELL = "import json, os; os.write(1, (json.dumps({k: v for k, v in os.environ.items() if k.startswith('APEX_')}) + chr(10)).encode())"
 STAY = """
 import os, pathlib, signal, sys, time
@@ -112,7 +112,7 @@ def test_a_token_that_others_could_guess_is_refused_in_one_line_before_anything_
 
 
 def test_apex_train_refuses_such_a_token_before_there_is_a_run_folder(run_to_end, tmp_path):
-    train = [sys.executable, "-m", "launch.main", "train", "cartpole", "--transport", "zmq", "--set", f"run.directory={tmp_path}/runs"]
+    train = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--transport", "zmq", "--set", f"run.directory={tmp_path}/runs"]
     ended = run_to_end(train, {"APEX_TOKEN": "5a"})
     assert ended.returncode == 2 and ended.stderr.startswith("apex: APEX_TOKEN has 1 bytes") and len(ended.stderr.splitlines()) == 1
     assert not ended.stdout and not list(tmp_path.iterdir())
@@ -135,7 +135,7 @@ def test_it_ends_with_the_process_that_started_it(start, tmp_path):
 def test_a_command_that_cannot_be_run_is_an_error(run_to_end):
     ended = run_to_end([*SPAWN, "-n", 2, "--", "/nonexistent/command"])
     assert ended.returncode == 127
-    assert ended.stderr == "launch.spawn: /nonexistent/command: No such file or directory\n"
+    assert ended.stderr == "launch.run.spawn: /nonexistent/command: No such file or directory\n"
 
 
 TAKES_PLACE = """

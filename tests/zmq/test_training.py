@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from apex.run_folder import RunFolder
-from launch import spawn
+from launch.run import spawn
 
-TRAIN = [sys.executable, "-m", "launch.main", "train", "cartpole", "--transport", "zmq"]
+TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--transport", "zmq"]
 SMALL = ["run.log_period_s=0.2", "evaluator.episodes=2", "replay.min_size=200", "learner.batch_size=16", "run.max_learner_steps=40"]
 
 # Loaded by Python itself at the start of every process: there is no mpi4py, and no mpirun.
@@ -59,7 +59,7 @@ def groups(start, small, without_mpi):
         endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     started = [["--first", first, "-n", 2, "--size", 4, "--endpoint", endpoint] for first in (2, 0)]
     env = without_mpi | {"APEX_TOKEN": "5a" * 16}
-    return lambda *more: [start([sys.executable, "-m", "launch.spawn", *group, "--", *small, *more], env) for group in started]
+    return lambda *more: [start([sys.executable, "-m", "launch.run.spawn", *group, "--", *small, *more], env) for group in started]
 
 
 def test_it_trains_as_two_groups_of_ranks_that_meet_over_tcp(groups, tmp_path):

@@ -25,7 +25,7 @@ LAUNCHES = {
 
 def command(ranks: int, replay_ranks: int, part: str, folder: Path, options=()) -> list:
     """Return the command that plays a part."""
-    spawn = [sys.executable, "-m", "launch.spawn", "-n", ranks, *options]
+    spawn = [sys.executable, "-m", "launch.run.spawn", "-n", ranks, *options]
     return [*spawn, "--", sys.executable, PROGRAM, replay_ranks, part, folder]
 
 

@@ -18,10 +18,10 @@ from apex.run_folder import RunFolder
 from apex.say import say, warn
 from apex.topology import Topology
 from apex.transport.drive import on_stop_signals
-from launch import hush, spawn, view
-from launch.meeting import RUN_FOLDER_VARIABLE, Meeting
-from launch.rank import leave_error, write_error_result
-from launch.resume import CHECKPOINT_VARIABLE
+from launch.run import spawn, stderr_filter, view
+from launch.run.meeting import RUN_FOLDER_VARIABLE, Meeting
+from launch.run.rank import leave_error, write_error_result
+from launch.run.resume import CHECKPOINT_VARIABLE
 
 _RANKS_END_S = 15.0  # once the result is written
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
@@ -60,11 +60,11 @@ def run(
     meeting = Meeting(folder.path, topology, config.run.watchdog_s, config.run.meet_s)
     meeting.open()
     process = subprocess.Popen(
-        [*launcher, *python("launch.main"), *arguments], env=environment_for(environment) | {RUN_FOLDER_VARIABLE: str(folder.path)},
+        [*launcher, *python("launch.cli.main"), *arguments], env=environment_for(environment) | {RUN_FOLDER_VARIABLE: str(folder.path)},
         stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
-    passing_on = hush.follow(process, hushes)
+    passing_on = stderr_filter.follow(process, hushes)
     job = _Job(process, folder, config, meeting, asked)
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # a shell without jobs ignores it
         signal.signal(signal.SIGTSTP, job.stand_still)
@@ -92,7 +92,7 @@ def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.envi
 
     PATH is as if the virtual environment were activated: Intel's mpirun calls what is beside it by bare names.
     """
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     modules = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     beside, path = str(Path(sys.executable).parent), user.get("PATH", os.defpath)
     programs = path if beside in path.split(os.pathsep) else os.pathsep.join((beside, path))

@@ -20,8 +20,9 @@ from typing import Any
 
 from apex import config as configuration
 from apex.config import ConfigError, nearest
-from launch import compare_report, compare_run, copy_rate, output_file, world
-from launch.compare_run import Case
+from launch.bench import copy_rate, output_file, transports_report, transports_run
+from launch.bench.transports_run import Case
+from launch.run import world
 
 Measure = Callable[[Case, float, str, float], dict]
 TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
@@ -92,7 +93,7 @@ def run(
     png_path: Path | None = None,
     report_path: Path | None = None,
     command: str = "apex compare",
-    measure: Measure = compare_run.measure,
+    measure: Measure = transports_run.measure,
 ) -> int:
     """Compare, print the tables and write the files asked for; return the exit status: 1 if no run gave a result.
 
@@ -103,11 +104,11 @@ def run(
     json_out = output_file.asked_for("--json", json_path, output_file.JSON)
     png_out = output_file.asked_for("--png", png_path, output_file.PICTURE)
     report_out = output_file.asked_for("--report", report_path, output_file.MARKDOWN)
-    machine = compare_report.machine() | {"memcpy_mb_per_s": copy_rate.rates(), "command": command}
+    machine = transports_report.machine() | {"memcpy_mb_per_s": copy_rate.rates(), "command": command}
     with _interrupted_by_signals():
         rows, left_out = measured(options, measure)
     machine |= {"load_after": round(os.getloadavg()[0], 2), "left_out": left_out}
-    comparison = compare_report.Comparison(machine, rows, options.baseline)
+    comparison = transports_report.Comparison(machine, rows, options.baseline)
     comparison.show()
     for out, write in ((json_out, comparison.write_json), (png_out, comparison.write_png), (report_out, comparison.write_report)):
         if out is not None:
@@ -147,7 +148,7 @@ def measured(options: Options, measure: Measure) -> tuple[list[dict], int]:
     """Return the rows of all runs, and how many were left out for want of time."""
     start, todo = time.monotonic(), cases(options)
     rows: list[dict] = []
-    with compare_report.progress() as told:
+    with transports_report.progress() as told:
         for number, case in enumerate(todo, 1):
             left_s = start + options.budget_s - time.monotonic()
             if left_s < 0:

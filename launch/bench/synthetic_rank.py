@@ -1,4 +1,4 @@
-"""One rank of a world of synthetic roles: `mpirun -n 4 python -m launch.synthetic_rank --transport mpi ...`."""
+"""One rank of a world of synthetic roles: `mpirun -n 4 python -m launch.bench.synthetic_rank --transport mpi ...`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from apex.say import protect, warn
 from apex.schema import EnvSpec, Limits, limits
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from apex.transport import endpoints
-from launch import world
-from launch.pickled import PICKLED_NBYTES, Form, PickledWire
+from launch.bench.pickled import PICKLED_NBYTES, Form, PickledWire
+from launch.run import world
 
 if TYPE_CHECKING:
     from apex.transport.endpoint import Endpoint
-    from launch import synthetic
+    from launch.bench import synthetic
 
 TRANSPORTS = ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
 WORKLOADS = ("intake", "mixed", "idle")
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 def _play(options: argparse.Namespace, topology: Topology, rank: int, joined: _Joined) -> dict:
     from apex.transport.drive import StopSignals, drive, wait_of
     from apex.transport.watchdog import Watchdog
-    from launch import synthetic
+    from launch.bench import synthetic
 
     reports = {"report_period_s": _IDLE_REPORTS_S} if options.workload == "idle" else {}
     config = synthetic.config(topology.num_actors, options.replay_ranks, **reports)
@@ -79,7 +79,7 @@ def _play(options: argparse.Namespace, topology: Topology, rank: int, joined: _J
 def _role(
     options: argparse.Namespace, config: Config, topology: Topology, rank: int, port: Any
 ) -> synthetic.Measured | synthetic.MeasuredReplay:
-    from launch import synthetic
+    from launch.bench import synthetic
 
     role, index = topology.role(rank)
     if options.workload == "idle" and role == LEARNER:

@@ -18,8 +18,8 @@ from apex.transport.drive import StopSignals
 from apex.transport.endpoint import Endpoint
 from apex.transport.learner_endpoint import LearnerEndpoint
 from apex.transport.local import LocalWire, LocalWorld
-from launch.beginning import importing
-from launch.roles import build, limit_torch_threads
+from launch.run.beginning import importing
+from launch.run.roles import build, limit_torch_threads
 
 
 def run(

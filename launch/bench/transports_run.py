@@ -23,7 +23,8 @@ from apex.config import Config, ConfigError, load
 from apex.run_folder import RunFolder
 from apex.schema import intake_layout, intake_nbytes
 from apex.topology import ACTOR, LEARNER, REPLAY
-from launch import job, leftovers, mpirun, spawn, synthetic
+from launch.bench import synthetic
+from launch.run import job, leftovers, mpirun, spawn
 
 METRICS = (
     "transitions_per_s", "mb_per_s", "batches_per_s", "sample_ms_p50", "sample_ms_p99",
@@ -82,7 +83,7 @@ def command(transport: str, ranks: int, module: str, arguments: list[str]) -> li
 def _synthetic(case: Case, seconds: float, folder: Path, limit_s: float) -> dict:
     ranks = topologies.make(synthetic.config(case.actors)).size
     arguments = ["--transport", case.transport, "--workload", case.workload, "--seconds", str(seconds), "--folder", str(folder)]
-    with Job(command(case.transport, ranks, "launch.synthetic_rank", arguments), folder) as running:
+    with Job(command(case.transport, ranks, "launch.bench.synthetic_rank", arguments), folder) as running:
         running.wait(min(2 * seconds + _STARTING_S, limit_s))
     return summarise(read_ranks(folder, ranks, running), sampling=case.workload != "intake")
 
@@ -133,7 +134,7 @@ def _preset(case: Case, seconds: float, preset: str, folder: Path, limit_s: floa
     overrides = preset_overrides(preset, case, folder)
     config = load(preset, overrides)
     arguments = ["train", preset, *(part for text in overrides for part in ("--set", text))]
-    with Job([*job.python("launch.main"), *arguments], folder) as running:
+    with Job([*job.python("launch.cli.main"), *arguments], folder) as running:
         use, start = _Use(running), time.monotonic()
         deadline = start + min(_PRESET_STARTING_S + seconds, limit_s)
         _watch(running, use, lambda: any(row["learner_steps"] for row in _rows(folder)), deadline)

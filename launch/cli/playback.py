@@ -16,7 +16,7 @@ from apex.envs import GuardedEnvs, VectorEnv, env_spec, make_envs
 from apex.envs.guard import refusing
 from apex.run_folder import RunFolder, resolve
 from apex.say import say, warn
-from launch.output_file import FILM, OutputFile
+from launch.bench.output_file import FILM, OutputFile
 
 CHECKPOINTS = ("best", "latest")
 

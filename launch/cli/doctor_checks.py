@@ -10,8 +10,8 @@ from typing import NamedTuple
 from apex import envs, look
 from apex import topology as topologies
 from apex.config import ConfigError, EnvConfig
-from launch.doctor_facts import SHM, Patient
-from launch.world import threads
+from launch.cli.doctor_facts import SHM, Patient
+from launch.run.world import threads
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 # Open MPI makes a file of 16 MiB for each rank (measured with 5.0) and wants that much to be free; MPICH makes less.

@@ -20,7 +20,7 @@ from apex.ports import ActorPort, IntakeEvent, LearnerPort, Port, ReplayPort
 from apex.role import Role
 from apex.schema import EnvSpec, Layout, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
-from launch.usage import Usage
+from launch.bench.usage import Usage
 from replay_rank.service import Event, ReplayService
 
 SPEC = EnvSpec((84, 84), "uint8", 4, 6)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from apex.config import Config, ConfigError
@@ -16,10 +18,13 @@ if TYPE_CHECKING:  # read before NumPy is imported, which reads the thread varia
 
 T = TypeVar("T")
 
-# (rank, size) as set by launch.spawn; by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
+# (rank, size) as set by launch.run.spawn; by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
 _OUR_VARIABLES = ("APEX_RANK", "APEX_SIZE")
 _VARIABLES = (_OUR_VARIABLES, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+# The launcher passes the signal that ends a run on to all ranks. One that is still starting would die of it.
+_WITHOUT_USR1 = 'trap "" USR1; exec "$@"'
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
@@ -123,3 +128,10 @@ def limit_threads(config: Config, topology: Topology, rank: int) -> None:
     """Set the thread variables of this rank; they are only read when NumPy and torch are first imported."""
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(threads(config, topology.role(rank)[0]))
+
+
+def replacement_command() -> list[str]:
+    """Return the command that starts a process in a lost actor's place, whatever its folder and environment are."""
+    root = str(Path(__file__).resolve().parents[2])
+    program = f"import sys; sys.path[:0] = [{root!r}]; from launch.run.replacement import main; sys.exit(main())"
+    return ["/bin/sh", "-c", _WITHOUT_USR1, "sh", sys.executable, "-P", "-c", program]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch import beginning
+from launch.run import beginning
 
 if __name__ == "__main__":
     beginning.end_on_interrupt()  # what is imported below takes a while, in which Ctrl-C may come
@@ -19,9 +19,9 @@ from typing import Any
 from apex import config as configuration
 from apex.config import ConfigError
 from apex.say import protect, warn
-from launch import world
-from launch.options import Parser
-from launch.submit import KINDS
+from launch.cli.submit import KINDS
+from launch.run import world
+from launch.run.options import Parser
 
 _FIRST_RANK_TELLS_S = 120.0  # longest start-up of rank 0 that the other ranks leave room for
 
@@ -233,7 +233,7 @@ def _positive(text: str) -> int:
 
 
 def _train(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import train
+    from launch.cli import train
 
     overrides = _overrides(options)
     if options.resume is not None:
@@ -254,21 +254,21 @@ def _overrides(options: argparse.Namespace) -> list[str]:
 
 
 def _evaluate(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import playback
+    from launch.cli import playback
 
     return playback.evaluate(options.run, options.checkpoint, options.episodes, options.seed)
 
 
 def _play(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import playback
+    from launch.cli import playback
 
     return playback.play(options.run, options.checkpoint, options.gif, options.seed, options.frames)
 
 
 def _plot(options: argparse.Namespace, arguments: list[str]) -> int:
     from apex.run_folder import resolve
-    from launch import output_file
-    from launch.plot import learning_curve
+    from launch.bench import output_file
+    from launch.cli.plot import learning_curve
 
     out = output_file.OutputFile("--out", options.out, output_file.PICTURE)
     runs = {folder.resolve(): folder for folder in map(resolve, options.runs)}  # runs/* also gives runs/latest
@@ -277,43 +277,43 @@ def _plot(options: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _bench_index(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import bench_index
+    from launch.bench import index
 
-    return bench_index.run(options.json, options.png, options.quick, options.leaves, options.indexes, options.core)
+    return index.run(options.json, options.png, options.quick, options.leaves, options.indexes, options.core)
 
 
 def _bench_system(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import bench_system
+    from launch.bench import system
 
-    return bench_system.run(options.preset, options.actors, options.seconds, options.overrides, options.json)
+    return system.run(options.preset, options.actors, options.seconds, options.overrides, options.json)
 
 
 def _bench_rates(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import bench_rates
+    from launch.bench import rates
 
-    asked = {name: value for name in bench_rates.FIELDS if (value := getattr(options, name)) is not None}
-    return bench_rates.run(bench_rates.Options(**asked), options.json)
+    asked = {name: value for name in rates.FIELDS if (value := getattr(options, name)) is not None}
+    return rates.run(rates.Options(**asked), options.json)
 
 
 def _compare(options: argparse.Namespace, arguments: list[str]) -> int:
     import shlex
 
-    from launch import compare
+    from launch.bench import transports
 
-    asked: dict[str, Any] = {name: value for name in compare.FIELDS if (value := getattr(options, name, None)) is not None}
-    chosen = compare.Options(**((compare.QUICK if options.quick else {}) | asked))
-    return compare.run(chosen, options.json, options.png, options.report, shlex.join(["apex", *arguments]))
+    asked: dict[str, Any] = {name: value for name in transports.FIELDS if (value := getattr(options, name, None)) is not None}
+    chosen = transports.Options(**((transports.QUICK if options.quick else {}) | asked))
+    return transports.run(chosen, options.json, options.png, options.report, shlex.join(["apex", *arguments]))
 
 
 def _submit(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import submit
+    from launch.cli import submit
 
     asked = {name: value for name in submit.FIELDS if (value := getattr(options, name, None)) is not None}
     return submit.run(submit.Request(**asked | {"overrides": tuple(_overrides(options)), "sbatch": tuple(options.sbatch or ())}))
 
 
 def _doctor(options: argparse.Namespace, arguments: list[str]) -> int:
-    from launch import doctor
+    from launch.cli import doctor
 
     config = None if options.preset is None else configuration.load(options.preset, _overrides(options))
     return doctor.run(config, options.ranks, options.json, arguments)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.hush import spoken
+from launch.run.stderr_filter import spoken
 
 BORDER = "-" * 74 + "\n"
 LOST = [BORDER, "prterun noticed that process rank 0 with PID 1 on node a exited on\n", "signal 9 (Killed).\n", BORDER]

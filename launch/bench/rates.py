@@ -16,9 +16,10 @@ import numpy as np
 from apex import topology as topologies
 from apex.config import ConfigError
 from apex.say import say
-from launch import leftovers, output_file, synthetic
-from launch.bench_report import machine, write_json
-from launch.compare_run import Failed, Job, command, read_ranks, summarise
+from launch.bench import output_file, synthetic
+from launch.bench.report import machine, write_json
+from launch.bench.transports_run import Failed, Job, command, read_ranks, summarise
+from launch.run import leftovers
 
 PAPER_TRANSITIONS_PER_S, PAPER_BATCHES_PER_S = 12_500.0, 19.0
 """Horgan et al. 2018, section 4.1: 360 actors send 12.5 K transitions/s; the learner trains on 19 batches of 512 a second."""
@@ -69,7 +70,7 @@ def measure(options: Options) -> dict:
             "--transport", options.transport, "--workload", "mixed", "--seconds", str(options.seconds), "--folder", str(folder),
             "--rate", str(options.transitions_per_s / options.actors), "--batches-per-s", str(options.batches_per_s),
         ]  # fmt: skip
-        with Job(command(options.transport, ranks, "launch.synthetic_rank", arguments), folder) as job:
+        with Job(command(options.transport, ranks, "launch.bench.synthetic_rank", arguments), folder) as job:
             memory = _watch(job, options.seconds + _STARTS_S)
         found = summarise(read_ranks(folder, ranks, job), sampling=True)
     asked = {name: getattr(options, name) for name in _RATES}

@@ -1,6 +1,6 @@
 """How fast this machine copies memory: the limit that moving experience is measured against.
 
-`python -m launch.copy_rate START` copies for a while from the Unix time START on and prints both rates.
+`python -m launch.bench.copy_rate START` copies for a while from the Unix time START on and prints both rates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from apex.say import say
-from launch.synthetic import used_nbytes
+from launch.bench.synthetic import used_nbytes
 
 PROCESSES = (1, 2)
 _SECONDS = 0.5
@@ -40,9 +40,9 @@ def rates() -> dict[str, dict[str, float]]:
 
 
 def _together(count: int) -> list[dict]:
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     start = time.time() + _STARTS_S
-    command = [sys.executable, "-m", "launch.copy_rate", str(start)]
+    command = [sys.executable, "-m", "launch.bench.copy_rate", str(start)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=root) for _ in range(count)]
     try:
         return [json.loads(process.communicate(timeout=_TIMEOUT_S)[0]) for process in processes]

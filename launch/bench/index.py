@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from apex.config import ConfigError
-from launch import bench_report, bench_rivals, output_file
-from launch.bench_report import Cell
-from launch.bench_rivals import REFERENCE, Rival
+from launch.bench import baselines, output_file
+from launch.bench import report as bench_report
+from launch.bench.baselines import REFERENCE, Rival
+from launch.bench.report import Cell
 
 LEAVES, LEAST_LEAVES, MOST_LEAVES = 1 << 21, 50, 1 << 24
 SAMPLE, INSERT, INSERTS_A_STEP = 512, 50, 10
@@ -54,8 +55,8 @@ def run(
     start = time.perf_counter()
     if not LEAST_LEAVES <= leaves <= MOST_LEAVES:
         raise ConfigError(f"--leaves {leaves}: must be from {LEAST_LEAVES} (an insert is {INSERT} slots) to {MOST_LEAVES}")
-    bench_rivals.load_native()
-    names, left_out = bench_rivals.choose(indexes)
+    baselines.load_native()
+    names, left_out = baselines.choose(indexes)
     core = _core(core)
     json_out = output_file.asked_for("--json", json_path, output_file.JSON)
     png_out = output_file.asked_for("--png", png_path, output_file.PICTURE)
@@ -129,7 +130,7 @@ def _fill(names: list[str], leaves: int, must: bool) -> tuple[list[Rival], list[
     mass, rivals, failed = masses(np.random.default_rng(1), leaves), [], []
     for name in names:
         try:
-            rivals.append(bench_rivals.make(name, mass))
+            rivals.append(baselines.make(name, mass))
         except (ImportError, MemoryError) as error:
             reason = str(error).partition("\n")[0]
             if must:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from apex.config import Config
 from apex.schema import EnvSpec
 from apex.topology import Topology
-from launch import job, mpirun, world
-from launch.memory_limits import available_bytes
+from launch.run import job, mpirun, world
+from launch.run.memory_limits import available_bytes
 
 SHM = "/dev/shm"
 _LAUNCHERS = (
-    ("APEX_RANK", "launch.spawn"),
+    ("APEX_RANK", "launch.run.spawn"),
     ("OMPI_COMM_WORLD_RANK", "mpirun of Open MPI"),
     ("PMI_RANK", "mpirun of MPICH"),
     ("PMIX_RANK", "srun --mpi=pmix"),

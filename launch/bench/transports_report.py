@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launch import bench_report, job
-from launch.compare_run import METRICS
-from launch.mpirun import find_mpirun
-from launch.output_file import OutputFile
+from launch.bench import report as bench_report
+from launch.bench.output_file import OutputFile
+from launch.bench.transports_run import METRICS
+from launch.run import job
+from launch.run.mpirun import find_mpirun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

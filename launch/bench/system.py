@@ -22,8 +22,9 @@ from apex.config import ConfigError
 from apex.run_folder import RunFolder
 from apex.say import say
 from apex.topology import Topology
-from launch import job, leftovers, output_file, world
-from launch.meeting import RUN_FOLDER_VARIABLE
+from launch.bench import output_file
+from launch.run import job, leftovers, world
+from launch.run.meeting import RUN_FOLDER_VARIABLE
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
 _FIRST_STEPS = 3
@@ -45,7 +46,7 @@ class Moment:
 
 def run(preset: str, actors: int, seconds: float, overrides: list[str], json_path: Path | None) -> int:
     """Measure, print, write; return the exit status. Raises :class:`ConfigError` where an argument cannot be met."""
-    from launch.bench_report import machine, write_json
+    from launch.bench.report import machine, write_json
 
     out = output_file.asked_for("--json", json_path, output_file.JSON)
     with leftovers.folder("apex-bench-") as directory:
@@ -65,7 +66,7 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
 
 def _measure(preset: str, settings: list[str], topology: Topology, directory: Path, seconds: float) -> tuple[Moment, Moment, dict]:
     """Return the moments at the ends of the window, and the last row of the log."""
-    command = [*job.python("launch.main"), "train", preset, *(part for s in settings for part in ("--set", s))]
+    command = [*job.python("launch.cli.main"), "train", preset, *(part for s in settings for part in ("--set", s))]
     process = subprocess.Popen(
         command, env=job.environment_for({}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

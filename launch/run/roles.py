@@ -12,7 +12,7 @@ from apex.run_folder import RunFolder
 from apex.say import say
 from apex.schema import EnvSpec
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from launch.view import line
+from launch.run.view import line
 
 
 def build(

@@ -17,11 +17,12 @@ from apex.config import Config, ConfigError
 from apex.say import say
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared_memory import make_page, neighbours
-from launch import doctor_facts as facts
-from launch import job, leftovers, memory, mpirun, output_file, preflight, spawn, world
-from launch.doctor_checks import OK, WARNING, WRONG, Finding, findings
-from launch.doctor_facts import Patient
-from launch.output_file import OutputFile
+from launch.bench import output_file
+from launch.bench.output_file import OutputFile
+from launch.cli import doctor_facts as facts
+from launch.cli.doctor_checks import OK, WARNING, WRONG, Finding, findings
+from launch.cli.doctor_facts import Patient
+from launch.run import job, leftovers, memory, mpirun, preflight, spawn, world
 
 T = TypeVar("T")
 REPORT_VARIABLE, RANKS_VARIABLE = "APEX_DOCTOR_REPORT", "APEX_DOCTOR_RANKS"  # set for the ranks of a world that this starts
@@ -162,7 +163,8 @@ def _start(config: Config | None, ranks: int, variables: dict[str, str], argumen
         return str(error)
     lent: AbstractContextManager[dict[str, str]] = contextlib.nullcontext({}) if over_zmq else mpirun.segments()
     with lent as segments:
-        said, status = _said([*launcher, *job.python("launch.main"), *arguments], job.environment_for(environment | segments) | variables)
+        command = [*launcher, *job.python("launch.cli.main"), *arguments]
+        said, status = _said(command, job.environment_for(environment | segments) | variables)
     if status is None:
         return f"{launcher[0]} -n {ranks} has not started {ranks} ranks within {_STARTS_S:g} s"
     last = [line for line in said.splitlines() if line.strip(" -")][-1:] or ["it said nothing"]

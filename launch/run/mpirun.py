@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from apex.config import ConfigError
-from launch import job, leftovers
+from launch.run import job, leftovers
 
 _SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-segments-"
 _BACKING, _SESSION = "OMPI_MCA_btl_sm_backing_directory", "PRTE_MCA_prte_tmpdir_base"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,17 +12,6 @@ from apex.topology import Topology
 
 if TYPE_CHECKING:
     from apex.transport.mpi_spawn import Joining
-
-# The launcher passes the signal that ends a run on to all ranks. One that is still starting would die of it.
-_WITHOUT_USR1 = 'trap "" USR1; exec "$@"'
-
-
-def command() -> list[str]:
-    """Return the command that starts it, whatever its folder and environment are."""
-    root = str(Path(__file__).resolve().parent.parent)
-    python = [sys.executable, "-P", "-c", f"import sys; sys.path[:0] = [{root!r}]; from launch.replacement import main; sys.exit(main())"]
-    return ["/bin/sh", "-c", _WITHOUT_USR1, "sh", *python]
-
 
 def main() -> int:
     """Join, and be the role until the end."""
@@ -41,9 +29,9 @@ def _take_place(joining: Joining) -> int:
     about = joining.handover
     folder, topology = RunFolder(Path(about["folder"])), Topology(about["size"], about["replay_ranks"])
     config = configuration.load(str(folder.config_path))
-    from launch import world
+    from launch.run import world
 
     world.limit_threads(config, topology, about["rank"])
-    from launch import rank  # imports NumPy, which reads the thread variables
+    from launch.run import rank  # imports NumPy, which reads the thread variables
 
     return rank.take_place(config, topology, joining, folder)

@@ -9,8 +9,8 @@ from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
 from apex.topology import Topology
-from launch import view, world
-from launch.beginning import importing
+from launch.run import view, world
+from launch.run.beginning import importing
 
 
 def train(config: Config, preset: str, ranks: int | None, arguments: list[str], resumed: RunFolder | None = None) -> int:
@@ -29,7 +29,7 @@ def train(config: Config, preset: str, ranks: int | None, arguments: list[str], 
 
 def resume(run: str, preset: str | None, overrides: list[str], ranks: int | None, arguments: list[str]) -> int:
     """Go on with a run and return the exit status."""
-    from launch.resume import configure
+    from launch.run.resume import configure
 
     config, folder = configure(run, preset, overrides)
     return train(config, preset or folder.path.name, ranks, arguments, folder)
@@ -37,21 +37,21 @@ def resume(run: str, preset: str | None, overrides: list[str], ranks: int | None
 
 def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size: int, resumed: RunFolder | None) -> int:
     if config.run.transport != world.transport():
-        started = "by launch.spawn" if world.transport() == "zmq" else "as an MPI world"
+        started = "by launch.run.spawn" if world.transport() == "zmq" else "as an MPI world"
         raise ConfigError(f"run.transport = '{config.run.transport}' cannot run as these {size} ranks, which were started {started}")
     if ranks not in (None, size):
         raise ConfigError(f"--ranks {ranks} contradicts the world of {size} ranks; leave --ranks out")
     topology = topologies.make(config, size)
     world.limit_threads(config, topology, rank)
-    from launch import rank as rank_module  # imports NumPy, which reads the thread variables
+    from launch.run import rank as rank_module  # imports NumPy, which reads the thread variables
 
     return rank_module.run(config, topology, preset, resumed)
 
 
 def _train_under_launcher(config: Config, topology: Topology, preset: str, arguments: list[str], resumed: RunFolder | None) -> int:
-    from launch import job, memory, mpirun, preflight, spawn
-    from launch.rank import begin
-    from launch.resume import CHECKPOINT_VARIABLE, open_and_announce
+    from launch.run import job, memory, mpirun, preflight, spawn
+    from launch.run.rank import begin
+    from launch.run.resume import CHECKPOINT_VARIABLE, open_and_announce
 
     over_mpi = config.run.transport == "mpi"
     if config.run.tolerate == "nobody":
@@ -84,10 +84,10 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
 
 def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFolder | None) -> int:
     from apex.transport.drive import Forced, StopSignals
-    from launch import local, memory, preflight
-    from launch.rank import begin, leave_error, write_error_result
-    from launch.resume import open_and_announce
-    from launch.roles import print_line
+    from launch.run import local, memory, preflight
+    from launch.run.rank import begin, leave_error, write_error_result
+    from launch.run.resume import open_and_announce
+    from launch.run.roles import print_line
 
     with importing():
         spec = preflight.check(config)

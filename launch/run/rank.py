@@ -19,11 +19,11 @@ from apex.ports import PeerLost
 from apex.run_folder import RunFolder, make_result, row_fault
 from apex.say import say, warn
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from launch import meeting, preflight, resume, world
-from launch.beginning import importing
-from launch.meeting import RUN_FOLDER_VARIABLE
-from launch.resume import CHECKPOINT_VARIABLE
-from launch.world import Worlds, threads
+from launch.run import meeting, preflight, resume, world
+from launch.run.beginning import importing
+from launch.run.meeting import RUN_FOLDER_VARIABLE
+from launch.run.resume import CHECKPOINT_VARIABLE
+from launch.run.world import Worlds, threads
 
 if TYPE_CHECKING:
     from apex.schema import EnvSpec
@@ -166,7 +166,7 @@ def _agree_to_start(
     comm: Any, config: Config, topology: Topology, preset: str, resumed: RunFolder | None
 ) -> tuple[str | None, Any, Any, Any]:
     """Return ``(refusal or None, environment's spec, run folder, checkpoint or None)``, the same on every rank."""
-    from launch import memory
+    from launch.run import memory
 
     worlds, _ = world.load(config.run.transport)
     path = os.environ.get(RUN_FOLDER_VARIABLE)
@@ -228,9 +228,8 @@ def _refuse(rank: int, refusal: str) -> int:
 def _make_port(config: Config, topology: Topology, spec: EnvSpec, comm: Any) -> Endpoint:
     from apex.schema import limits
     from apex.transport import endpoints
-    from launch import replacement
 
-    bounds, command = limits(config, spec), replacement.command() if config.run.tolerate == "actors" else None
+    bounds, command = limits(config, spec), world.replacement_command() if config.run.tolerate == "actors" else None
     wire = world.load(config.run.transport)[1].make_wire(comm, topology, bounds, command=command)
     return endpoints.make(wire, topology, bounds)
 
@@ -241,8 +240,8 @@ def _be_role(
 ) -> None:  # fmt: skip
     from apex.transport.drive import drive, wait_of
     from apex.transport.watchdog import Watchdog
-    from launch import view
-    from launch.roles import build, limit_torch_threads, print_line
+    from launch.run import view
+    from launch.run.roles import build, limit_torch_threads, print_line
 
     role_name = topology.role(rank)[0]
     wait = wait_of(port)

@@ -19,7 +19,7 @@ from apex.config import Config, ConfigError
 from apex.say import say
 from apex.topology import ACTOR
 
-SCRIPTS = Path(__file__).resolve().parent / "slurm"
+SCRIPTS = Path(__file__).resolve().parents[1] / "slurm"
 KINDS = ("single", "many", "heterogeneous", "requeue", "compare")
 _NEXT_PART = "#SBATCH hetjob\n"  # between the parts of a heterogeneous job
 _MANY = "srun --mpi=pmix"  # starts ranks on many nodes, unless the site says otherwise

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.bench_rivals import REFERENCE, Rival
-from launch.output_file import OutputFile
+from launch.bench.baselines import REFERENCE, Rival
+from launch.bench.output_file import OutputFile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ _SEED_COLUMNS = {
 }
 _LINES = ("python", REFERENCE, "binary-rebuild", "wide", "wide32")
 _PACKAGES = ("numpy", "torch", "torchrl", "cpprb", "tianshou", "numba")
-_LIBRARY = Path(__file__).resolve().parents[1] / "native" / "_native.abi3.so"
+_LIBRARY = Path(__file__).resolve().parents[2] / "native" / "_native.abi3.so"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Starts and follows the processes of a run."""
