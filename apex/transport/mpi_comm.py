@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
+T = TypeVar("T")
 MESSAGES, CONTROL, HELD = range(3)
 """Communicators of their own: control messages are looked for now and then, what is held waits until there is a place for it."""
 _LOOKS_EVERY_S = 0.02
@@ -133,7 +134,7 @@ class CommTable:
         self._later.pop(rank, None)
         self._gone.add(rank)
 
-    def guarded(self, call, *args):
+    def guarded(self, call: Callable[..., T], *args: object) -> T | None:
         """Return what an MPI call gives, or None where it fails because of a rank that is lost; :meth:`failed` then tells which."""
         try:
             return call(*args)

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from mpi4py import MPI
 
@@ -16,6 +17,7 @@ from apex.config import ConfigError
 from apex.topology import LEARNER_RANK
 from apex.transport.mpi_comm import can_survive
 
+T = TypeVar("T")
 _MPICH = "/dev/shm/mpich_shm_"
 
 
@@ -68,14 +70,14 @@ def _wait_for_all(comm: MPI.Comm) -> None:
         time.sleep(1e-3)  # waiting inside MPI, ranks would take the cores that others need
 
 
-def from_learner(comm: MPI.Comm, make):
+def from_learner(comm: MPI.Comm, make: Callable[[], T]) -> T:
     """Return what ``make()`` gives on the learner's rank, on every rank. Collective; only for starting up."""
     made = make() if comm.rank == LEARNER_RANK else None
     _wait_for_all(comm)
     return comm.bcast(made, LEARNER_RANK)
 
 
-def first_from_each_host(comm: MPI.Comm, make):
+def first_from_each_host(comm: MPI.Comm, make: Callable[[list[int]], T | None]) -> T | None:
     """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank.
 
     Collective; only for starting up. ``make`` is called on one rank of each host.

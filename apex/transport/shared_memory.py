@@ -25,8 +25,9 @@ import stat
 import sys
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -211,7 +212,7 @@ def identity() -> str:
         return ""
 
 
-def neighbours(ranks: list[int], rank: int, page: ControlPage | None, allgather) -> dict[int, SharedPeer]:
+def neighbours(ranks: list[int], rank: int, page: ControlPage | None, allgather: Callable[[Any], list[Any]]) -> dict[int, SharedPeer]:
     """Return the other ranks of this one's host, by rank. Collective, by ``allgather(object)`` in the order of the ``ranks`` that meet.
 
     ``page`` is this rank's own, None where it has none. Whether they can open each other's memory is tried, not
@@ -221,7 +222,11 @@ def neighbours(ranks: list[int], rank: int, page: ControlPage | None, allgather)
     mine = identity() if page is not None else ""
     told = allgather((mine, *((0, None) if page is None else (page.nonce, page.address))))
     here = {other: theirs for other, (name, *theirs) in zip(ranks, told) if name and name == mine}
-    peers = {other: peer for other, (number, address) in here.items() if (peer := _reached(page, rank, other, number, address))}
+    peers: dict[int, SharedPeer] = {}
+    for other, (number, address) in here.items():
+        peer = None if page is None else _reached(page, rank, other, number, address)
+        if peer is not None:
+            peers[other] = peer
     able = {other for other, good in zip(ranks, allgather(len(peers) == len(here))) if good}
     if not able.issuperset(here):
         return {}
