@@ -1,7 +1,7 @@
 """What a role may ask of a transport: one port per role, all calls non-blocking.
 
 A role never waits inside a port. It asks, does what work there is, and returns from its ``step``;
-whoever drives the role decides how to wait (see ``apex/transport/drive.py``). All message buffers are
+whoever drives the role decides how to wait (see ``apex/loop.py``). All message buffers are
 flat uint8 arrays laid out by ``apex.schema``; nothing on these paths is pickled.
 
 Ending: the learner calls ``stop``; every other port then reports ``stopping``. A role that sees it
@@ -69,7 +69,7 @@ class PeerLost(RuntimeError):
 
 
 class Waking(NamedTuple):
-    """What a transport has for a rank that waits (see ``drive.Wait``); None for what it has not."""
+    """What a transport has for a rank that waits (see ``loop.Wait``); None for what it has not."""
 
     wait: Callable[[float], None] | None = None
     """Sleep until a message is here, at most so many seconds."""

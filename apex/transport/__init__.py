@@ -1,1 +1,1 @@
-"""Transports: the only code that imports mpi4py or zmq. Each offers the ports of ``apex.ports``."""
+"""The wires, the only code that imports mpi4py or zmq, and the endpoints: the ports of ``apex.ports`` over any wire."""

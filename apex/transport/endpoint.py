@@ -14,10 +14,10 @@ import numpy as np
 from apex.control import ACKS, REQUESTS, Ack, Request, as_json
 from apex.metrics import REPORT_FIELDS
 from apex.ports import LOST, Change, PeerLost, Waking
+from apex.processes import end_process
 from apex.refusals import Refusals
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.process import end_process
 from apex.transport.wire import CONTROLS, KINDS, Allowed, Kind, Received, Sent, Wire
 
 MESSAGES_PER_PROGRESS = 64  # a flood of small messages must not keep a rank from its work

@@ -8,21 +8,14 @@ import numpy as np
 
 from apex.ports import IntakeEvent, PriorityEvent, SampleRequestEvent
 from apex.schema import Limits, align
-from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
+from apex.topology import ACTOR, LEARNER_RANK, Topology
 from apex.transport.endpoint import Endpoint
-from apex.transport.learner_endpoint import LearnerEndpoint
 from apex.transport.weights import Relay, request_message
 from apex.transport.wire import Kind, Received, Sent, Wire
 
 _INTAKE, _FROM_LEARNER = frozenset([Kind.INTAKE]), frozenset([Kind.SAMPLE_REQUEST, Kind.PRIORITY])
 _OF_WEIGHTS = frozenset([Kind.WEIGHT_REQUEST, Kind.WEIGHTS])
 _NOTHING = np.zeros(0, np.uint8)
-
-
-def make(wire: Wire, topology: Topology, limits: Limits) -> Endpoint:
-    """Return the port of the wire's rank."""
-    kinds = {LEARNER: LearnerEndpoint, REPLAY: ReplayEndpoint, EVALUATOR: ActorEndpoint, ACTOR: ActorEndpoint}
-    return kinds[topology.role(wire.rank)[0]](wire, topology, limits)
 
 
 class ActorEndpoint(Endpoint):

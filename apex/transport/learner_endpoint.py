@@ -9,10 +9,10 @@ import numpy as np
 
 from apex.control import ACKS, Request, as_json
 from apex.ports import LOST, REPLACED, Acknowledged, Change, Report
+from apex.processes import end_process
 from apex.schema import Limits, aligned_bytes
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.endpoint import MESSAGES_PER_PROGRESS, Endpoint, acknowledgement, are_floats, report_length
-from apex.transport.process import end_process
 from apex.transport.weights import WeightServer, read_request
 from apex.transport.wire import Held, Kind, Received, Sent, Wire
 

@@ -18,12 +18,12 @@ import numpy as np
 from mpi4py import MPI
 
 from apex.ports import LOST, NOT_REPLACED, REPLACED, Change, Waking
+from apex.processes import own_process
 from apex.refusals import Refusals
 from apex.schema import Limits, aligned_bytes
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.mpi_comm import CONTROL, HELD, MESSAGES, CommTable, DiscardQueue, MatchedMessage, Membership
 from apex.transport.mpi_spawn import Newcomer, Spawner, connect
-from apex.transport.process import own_process
 from apex.transport.shared_memory import ControlPage, SharedPeer, make_page, neighbours
 from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode, posted_at_a_time
 

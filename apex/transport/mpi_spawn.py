@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpi4py import MPI
 
 from apex.config import ConfigError
+from apex.processes import end_process, own_process
 from apex.topology import LEARNER_RANK
-from apex.transport.process import end_process, own_process
 
 if TYPE_CHECKING:  # a new process imports as little as it can before it has joined
     from apex.transport.mpi_comm import Membership

@@ -21,9 +21,9 @@ import numpy as np
 import zmq
 
 from apex.ports import LOST, REPLACED, Change, Waking
+from apex.processes import own_process
 from apex.schema import Limits, aligned_bytes
 from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.process import own_process
 from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode
 from apex.transport.zmq_link import Hub, Link, Message, wait
 from apex.transport.zmq_world import World

@@ -27,12 +27,12 @@ import zmq
 
 from apex.config import ConfigError
 from apex.ports import PeerLost
+from apex.processes import own_process
 from apex.refusals import Refusals
 from apex.say import warn
 from apex.schema import EnvSpec
+from apex.token import TOKEN_VARIABLE, check_folder, read_token
 from apex.topology import LEARNER_RANK, names_of
-from apex.transport.private import TOKEN_VARIABLE, check_folder, read_token
-from apex.transport.process import own_process
 from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
 
 ENDPOINT_VARIABLE = "APEX_ENDPOINT"

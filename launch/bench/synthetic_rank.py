@@ -14,7 +14,6 @@ from apex.config import Config
 from apex.say import protect, warn
 from apex.schema import EnvSpec, Limits, limits
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from apex.transport import endpoints
 from launch.bench.pickled import PICKLED_NBYTES, Form, PickledWire
 from launch.run import world
 
@@ -60,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _play(options: argparse.Namespace, topology: Topology, rank: int, joined: _Joined) -> dict:
-    from apex.transport.drive import StopSignals, drive, wait_of
-    from apex.transport.watchdog import Watchdog
+    from apex.loop import StopSignals, drive, wait_of
+    from apex.watchdog import Watchdog
     from launch.bench import synthetic
 
     reports = {"report_period_s": _IDLE_REPORTS_S} if options.workload == "idle" else {}
@@ -108,10 +107,10 @@ class _Joined:
     def make_port(self, topology: Topology, config: Config, spec: EnvSpec, limits: Limits) -> Endpoint:
         """Return the port of this rank."""
         if not self._pickled:
-            return endpoints.make(self._wires.make_wire(self._world, topology, limits), topology, limits)
+            return world.make_port(self._wires.make_wire(self._world, topology, limits), topology, limits)
         plain = replace(limits, sample_nbytes=PICKLED_NBYTES, intake_nbytes=PICKLED_NBYTES)
         wire = PickledWire(self._wires.make_wire(self._world, topology, plain), Form(config, spec))
-        return endpoints.make(wire, topology, limits)
+        return world.make_port(wire, topology, limits)
 
     def abort(self) -> None:
         """End all ranks."""

@@ -72,7 +72,7 @@ def _as_rank(config: Config | None, rank: int, size: int) -> dict | None:
         _look_for_all(patient)
         return _report(patient)
     if transport == "mpi":
-        from apex.transport.mpi_facts import facts as mpi_facts
+        from apex.transport.mpi_world import facts as mpi_facts
 
         peers = neighbours(list(range(size)), rank, make_page(size, 1), comm.allgather)
         seen |= mpi_facts(comm) | {"lends": sorted({rank, *peers})}
@@ -96,7 +96,7 @@ def _no_world(patient: Patient, worlds: world.Worlds | None, size: int, error: E
         return f"mpi4py cannot load an MPI library: {str(error).splitlines()[0]}"
     if world.transport() == "zmq":
         return str(error)
-    from apex.transport.mpi_facts import library
+    from apex.transport.mpi_world import library
 
     patient.ranks[0]["library"] = library()
     return f"{patient.launcher} has started {size} ranks, but {library()} sees {size} worlds of one"

@@ -83,7 +83,7 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
 
 
 def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFolder | None) -> int:
-    from apex.transport.drive import Forced, StopSignals
+    from apex.loop import Forced, StopSignals
     from launch.run import local, memory, preflight
     from launch.run.rank import begin, leave_error, write_error_result
     from launch.run.resume import open_and_announce

@@ -14,10 +14,10 @@ from pathlib import Path
 from apex import checkpoint, look
 from apex.config import Config
 from apex.look import Unreadable
+from apex.loop import on_stop_signals
 from apex.run_folder import RunFolder
 from apex.say import say, warn
 from apex.topology import Topology
-from apex.transport.drive import on_stop_signals
 from launch.run import spawn, stderr_filter, view
 from launch.run.meeting import RUN_FOLDER_VARIABLE, Meeting
 from launch.run.rank import leave_error, write_error_result

@@ -9,15 +9,15 @@ import numpy as np
 
 from apex.checkpoint import Reader
 from apex.config import Config
+from apex.loop import StopSignals
 from apex.role import Role
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, Limits, limits
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport import endpoints
-from apex.transport.drive import StopSignals
 from apex.transport.endpoint import Endpoint
 from apex.transport.learner_endpoint import LearnerEndpoint
 from apex.transport.local import LocalWire, LocalWorld
+from launch.run import world
 from launch.run.beginning import importing
 from launch.run.roles import build, limit_torch_threads
 
@@ -41,9 +41,9 @@ def run(
 
 def make_ports(topology: Topology, limits: Limits) -> list[Endpoint]:
     """Return the port of every rank of a world in this process."""
-    world = LocalWorld(topology.size)
-    ports = [endpoints.make(wire, topology, limits) for wire in world.wires[1:]]
-    return [_LearnerEndpoint(world.wires, topology, limits, ports), *ports]
+    wires = LocalWorld(topology.size).wires
+    ports = [world.make_port(wire, topology, limits) for wire in wires[1:]]
+    return [_LearnerEndpoint(wires, topology, limits, ports), *ports]
 
 
 class _LearnerEndpoint(LearnerEndpoint):

@@ -26,8 +26,8 @@ from launch.run.resume import CHECKPOINT_VARIABLE
 from launch.run.world import Worlds, threads
 
 if TYPE_CHECKING:
+    from apex.loop import StopSignals
     from apex.schema import EnvSpec
-    from apex.transport.drive import StopSignals
     from apex.transport.endpoint import Endpoint
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
 
     An exception here, in any thread, ends the whole job.
     """
-    from apex.transport.drive import StopSignals
+    from apex.loop import StopSignals
 
     worlds, comm, failure = _meet(config, topology, preset)
     signals = StopSignals()  # before the ranks meet again, so that once one of them has a role all take signals
@@ -96,9 +96,8 @@ def _meet(config: Config, topology: Topology, preset: str) -> tuple[Worlds, Any,
 
 def take_place(config: Config, topology: Topology, joining: Any, folder: RunFolder) -> int:
     """Run a process that takes the place of an acting rank that was lost; return its exit status."""
+    from apex.loop import StopSignals
     from apex.schema import limits
-    from apex.transport import endpoints
-    from apex.transport.drive import StopSignals
 
     signals = StopSignals()
     worlds, wires = world.load(config.run.transport)
@@ -109,7 +108,7 @@ def take_place(config: Config, topology: Topology, joining: Any, folder: RunFold
     try:
         connected = wires.connect(joining)  # before what takes long to import: the others wait
         spec = envs.env_spec(config.env)
-        port = endpoints.make(wires.join_wire(connected, topology), topology, limits(config, spec))
+        port = world.make_port(wires.join_wire(connected, topology), topology, limits(config, spec))
         _be_role(config, topology, spec, rank, port, folder, folder.path.name, signals, None)
         signals.ignore()
         return worlds.leave(True)
@@ -227,19 +226,18 @@ def _refuse(rank: int, refusal: str) -> int:
 
 def _make_port(config: Config, topology: Topology, spec: EnvSpec, comm: Any) -> Endpoint:
     from apex.schema import limits
-    from apex.transport import endpoints
 
     bounds, command = limits(config, spec), world.replacement_command() if config.run.tolerate == "actors" else None
     wire = world.load(config.run.transport)[1].make_wire(comm, topology, bounds, command=command)
-    return endpoints.make(wire, topology, bounds)
+    return world.make_port(wire, topology, bounds)
 
 
 def _be_role(
     config: Config, topology: Topology, spec: EnvSpec, rank: int, port: Endpoint, folder: RunFolder, preset: str,
     signals: StopSignals, checkpoint: Path | None, all_begin: Callable[[], None] | None = None,
 ) -> None:  # fmt: skip
-    from apex.transport.drive import drive, wait_of
-    from apex.transport.watchdog import Watchdog
+    from apex.loop import drive, wait_of
+    from apex.watchdog import Watchdog
     from launch.run import view
     from launch.run.roles import build, limit_torch_threads, print_line
 

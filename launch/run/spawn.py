@@ -37,7 +37,7 @@ from pathlib import Path
 
 from apex.config import ConfigError
 from apex.say import protect, warn
-from apex.transport.private import TOKEN_VARIABLE, missing_token, read_token
+from apex.token import TOKEN_VARIABLE, missing_token, read_token
 from launch.run import leftovers
 from launch.run.options import Parser
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from apex.config import Config, ConfigError
-from apex.topology import ACTOR, EVALUATOR, LEARNER, Topology
+from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 
 if TYPE_CHECKING:  # read before NumPy is imported, which reads the thread variables
     from apex.schema import Limits
+    from apex.transport.endpoint import Endpoint
     from apex.transport.wire import Wire
 
 T = TypeVar("T")
@@ -135,3 +136,14 @@ def replacement_command() -> list[str]:
     root = str(Path(__file__).resolve().parents[2])
     program = f"import sys; sys.path[:0] = [{root!r}]; from launch.run.replacement import main; sys.exit(main())"
     return ["/bin/sh", "-c", _WITHOUT_USR1, "sh", sys.executable, "-P", "-c", program]
+
+
+def make_port(wire: Wire, topology: Topology, limits: Limits) -> Endpoint:
+    """Return the port of the wire's rank: the one place that puts an endpoint on a wire."""
+    from apex.transport.endpoints import ActorEndpoint, ReplayEndpoint
+    from apex.transport.learner_endpoint import LearnerEndpoint
+
+    kinds: dict[str, type[Endpoint]] = {
+        LEARNER: LearnerEndpoint, REPLAY: ReplayEndpoint, EVALUATOR: ActorEndpoint, ACTOR: ActorEndpoint,
+    }  # fmt: skip
+    return kinds[topology.role(wire.rank)[0]](wire, topology, limits)

@@ -9,25 +9,25 @@ import numpy as np
 from ledger import ACK, CONTROL_REQUEST, REPORT, Ledger, Scenario, seal, seal_control
 
 from apex.control import CheckpointAck, CheckpointRequest
+from apex.loop import Wait
 from apex.metrics import REPORT_FIELDS
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.drive import Wait
 
 
 def mpi_port(comm, topology: Topology, limits, share: bool = True, command: list[str] | None = None):
     """Return the port of this rank over MPI. Collective."""
-    from apex.transport import endpoints
     from apex.transport.mpi import make_wire
+    from launch.run.world import make_port
 
-    return endpoints.make(make_wire(comm, topology, limits, share, command), topology, limits)
+    return make_port(make_wire(comm, topology, limits, share, command), topology, limits)
 
 
 def zmq_port(world, topology: Topology, limits, command: list[str] | None = None):
     """Return the port of this rank over ZeroMQ. Collective."""
-    from apex.transport import endpoints
     from apex.transport.zmq import make_wire
+    from launch.run.world import make_port
 
-    return endpoints.make(make_wire(world, topology, limits, command), topology, limits)
+    return make_port(make_wire(world, topology, limits, command), topology, limits)
 
 
 def publish(port, message: np.ndarray) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 from mpi4py import MPI
 from storm_base import mpi_port, publish
 
+from apex.loop import Wait
 from apex.schema import Limits, aligned_bytes, weight_header
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
-from apex.transport.drive import Wait
 
 PUBLISHES, NBYTES = int(sys.argv[1]), int(sys.argv[2])
 LIMITS = Limits(1 << 12, 1 << 12, prefetch=1, intake_in_flight=1)

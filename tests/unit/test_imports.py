@@ -168,7 +168,7 @@ from apex.config import load
 from apex.run_folder import RunFolder
 from apex.schema import EnvSpec, limits
 from apex.topology import make
-from apex.transport import drive
+from apex import loop
 from launch.run import rank, roles
 from launch.run.local import make_ports
 config, spec = load("cartpole"), EnvSpec((4,), "float32", 1, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apex.transport.private import check_folder
+from apex.token import check_folder
 from launch.run import leftovers
 
 LAUNCH = Path(leftovers.__file__).parent

@@ -8,10 +8,10 @@ import pytest
 from apex.ports import IntakeEvent
 from apex.schema import aligned_bytes, intake_nbytes, limits, weight_layout
 from apex.topology import Topology
-from apex.transport import endpoints
 from apex.transport.local import LocalWorld
 from launch.bench import synthetic
 from launch.bench.pickled import Form, PickledWire, dumps
+from launch.run import world
 from launch.run.local import step_in_turn
 
 CONFIG = synthetic.config(2)
@@ -86,7 +86,7 @@ def test_a_sample_batch_and_priorities_arrive_as_they_were_sent():
 
 @pytest.fixture
 def ports():
-    return [endpoints.make(PickledWire(wire, FORM), TOPOLOGY, LIMITS) for wire in LocalWorld(TOPOLOGY.size).wires]
+    return [world.make_port(PickledWire(wire, FORM), TOPOLOGY, LIMITS) for wire in LocalWorld(TOPOLOGY.size).wires]
 
 
 def test_synthetic_roles_over_pickled_ports_lose_nothing_and_end(ports, monkeypatch):

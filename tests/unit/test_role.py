@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from apex.loop import StopSignals, Wait, drive
 from apex.metrics import Counters
 from apex.role import Role
 from apex.run_folder import RunFolder
 from apex.topology import ACTOR
-from apex.transport.drive import StopSignals, Wait, drive
-from apex.transport.watchdog import Watchdog
+from apex.watchdog import Watchdog
 from launch.cli.main import main
 
 

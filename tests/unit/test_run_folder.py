@@ -14,7 +14,7 @@ from apex import checkpoint, run_folder
 from apex.config import ConfigError
 from apex.run_folder import RunFolder, Tail, create, make_result, resolve
 from apex.tensorboard_log import Scalars
-from apex.transport.watchdog import Watchdog
+from apex.watchdog import Watchdog
 
 
 @pytest.fixture

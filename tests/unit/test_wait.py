@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from apex import loop
 from apex.ports import Waking
-from apex.transport import drive
 
 
 class Clock:
@@ -39,9 +39,9 @@ class Bell:
 def clock(monkeypatch):
     """The time that ``Wait`` sees."""
     clock = Clock()
-    monkeypatch.setattr(drive.os, "sched_yield", lambda: clock.made.append("yield"))
-    monkeypatch.setattr(drive.time, "sleep", clock.sleep)
-    monkeypatch.setattr(drive.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(loop.os, "sched_yield", lambda: clock.made.append("yield"))
+    monkeypatch.setattr(loop.time, "sleep", clock.sleep)
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock.now)
     return clock
 
 
@@ -51,7 +51,7 @@ def made(clock):
     return clock.made
 
 
-def polls_in(clock: Clock, wait: drive.Wait, seconds: float) -> int:
+def polls_in(clock: Clock, wait: loop.Wait, seconds: float) -> int:
     """Return how often a rank without work looks for some."""
     until, polls = clock.now + seconds, 0
     while clock.now < until:
@@ -62,19 +62,19 @@ def polls_in(clock: Clock, wait: drive.Wait, seconds: float) -> int:
 
 @pytest.mark.parametrize("has_bell", [False, True])
 def test_after_a_second_without_messages_it_polls_fifty_times_a_second(clock, has_bell):
-    wait = drive.Wait(ranks=3, cores=2, bell=Bell(clock) if has_bell else None)
+    wait = loop.Wait(ranks=3, cores=2, bell=Bell(clock) if has_bell else None)
     polls_in(clock, wait, 1.0)
     assert 50 <= polls_in(clock, wait, 10.0) / 10 <= 52
 
 
 def test_so_does_one_whose_messages_wake_it(clock):
-    wait = drive.Wait(woken_by=clock.sleep)
+    wait = loop.Wait(woken_by=clock.sleep)
     polls_in(clock, wait, 1.0)
     assert 50 <= polls_in(clock, wait, 10.0) / 10 <= 52
 
 
 def test_a_sleep_is_never_longer_than_a_part_of_the_silence_before_it(clock, made):
-    wait = drive.Wait(ranks=3, cores=2)
+    wait = loop.Wait(ranks=3, cores=2)
     start = clock.now
     polls_in(clock, wait, 2.0)
     silent = [sum(made[:number]) for number in range(len(made))]
@@ -87,7 +87,7 @@ def test_a_sleep_is_never_longer_than_a_part_of_the_silence_before_it(clock, mad
 
 def test_traffic_that_the_role_does_not_see_ends_the_silence(clock, made):
     came = [0]
-    wait = drive.Wait(ranks=3, cores=2, traffic=lambda: came[0])
+    wait = loop.Wait(ranks=3, cores=2, traffic=lambda: came[0])
     polls_in(clock, wait, 2.0)
     came[0] += 1
     wait.idle()
@@ -98,7 +98,7 @@ def test_traffic_that_the_role_does_not_see_ends_the_silence(clock, made):
 
 def test_it_says_that_it_sleeps_and_looks_once_more_before_it_waits_for_the_bell(clock):
     bell = Bell(clock)
-    wait = drive.Wait(ranks=3, cores=2, bell=bell)
+    wait = loop.Wait(ranks=3, cores=2, bell=bell)
     while not bell.said:
         wait.idle()
     assert bell.said == [True] and bell.waits == []
@@ -110,7 +110,7 @@ def test_it_says_that_it_sleeps_and_looks_once_more_before_it_waits_for_the_bell
 
 def test_a_bell_ends_the_silence(clock, made):
     bell = Bell(clock, rings=[3])
-    wait = drive.Wait(ranks=3, cores=2, bell=bell)
+    wait = loop.Wait(ranks=3, cores=2, bell=bell)
     while len(bell.waits) < 3:
         wait.idle()
     assert bell.said == [True, False]
@@ -119,7 +119,7 @@ def test_a_bell_ends_the_silence(clock, made):
 
 
 def test_on_a_core_of_its_own_it_yields_ten_times_and_then_sleeps_longer_and_longer_up_to_a_millisecond(made):
-    wait = drive.Wait()
+    wait = loop.Wait()
     for _ in range(17):
         wait.idle()
     assert made[:10] == ["yield"] * 10
@@ -130,7 +130,7 @@ def test_on_a_core_of_its_own_it_yields_ten_times_and_then_sleeps_longer_and_lon
 
 
 def test_with_more_ranks_than_cores_it_never_yields(made):
-    wait = drive.Wait(ranks=3, cores=2)
+    wait = loop.Wait(ranks=3, cores=2)
     for _ in range(3):
         wait.idle()
     assert made == [50e-6, 100e-6, 200e-6]
@@ -138,7 +138,7 @@ def test_with_more_ranks_than_cores_it_never_yields(made):
 
 def test_a_wait_starts_with_half_the_sleep_that_the_last_one_ended_with(made):
     """So that a rank whose work comes every millisecond is not woken four times for it."""
-    wait = drive.Wait(ranks=3, cores=2)
+    wait = loop.Wait(ranks=3, cores=2)
     for _ in range(4):
         wait.idle()
     for _ in range(3):  # much work at once, and none
@@ -152,8 +152,8 @@ def test_a_yield_that_somebody_else_took_is_the_last_for_a_second(monkeypatch, c
         made.append("yield")
         clock.now += 0.004
 
-    monkeypatch.setattr(drive.os, "sched_yield", sched_yield)
-    wait = drive.Wait()
+    monkeypatch.setattr(loop.os, "sched_yield", sched_yield)
+    wait = loop.Wait()
     assert wait.idle() == pytest.approx(0.004)
     wait.reset(), wait.idle()
     clock.now += 0.9
@@ -165,7 +165,7 @@ def test_a_yield_that_somebody_else_took_is_the_last_for_a_second(monkeypatch, c
 
 
 def test_a_port_that_messages_wake_waits_in_its_own_way_and_does_not_spin_on_one_that_nobody_takes(made):
-    wait = drive.Wait(woken_by=made.append)
+    wait = loop.Wait(woken_by=made.append)
     for _ in range(3):
         wait.idle()
     assert made == [5e-3, 5e-3, 50e-6, 5e-3, 100e-6]
@@ -183,8 +183,8 @@ def test_a_port_that_messages_wake_waits_in_its_own_way_and_does_not_spin_on_one
     ],
 )
 def test_it_is_chosen_from_the_ranks_of_the_host_and_the_cores_that_they_may_use_and_told(monkeypatch, ranks, woken, told):
-    monkeypatch.setattr(drive.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(loop.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     port = SimpleNamespace(ranks_here=ranks, waking=lambda: Waking(wait=print if woken else None))
-    wait = drive.wait_of(port)
+    wait = loop.wait_of(port)
     assert wait.crowded == (ranks > 4)
     assert str(wait) == told

@@ -17,12 +17,12 @@ import pytest
 from apex.ports import IntakeEvent
 from apex.schema import aligned_bytes, limits
 from apex.topology import Topology
-from apex.transport import endpoints
 from apex.transport.wire import Kind
 from apex.transport.zmq import make_wire
 from apex.transport.zmq_world import World
 from launch.bench import synthetic
 from launch.bench.pickled import PICKLED_NBYTES, Form, PickledWire
+from launch.run.world import make_port
 
 NOBODY, PATIENCE_S = 65534, 120.0
 TOPOLOGY, TOKEN, CONFIG = Topology(4, 1), bytes(range(16)), synthetic.config(1)
@@ -129,7 +129,7 @@ def ranks(tmp_path):
     plain = replace(LIMITS, sample_nbytes=PICKLED_NBYTES, intake_nbytes=PICKLED_NBYTES)
     form = Form(CONFIG, synthetic.SPEC)
     wires = _on_each(lambda rank: PickledWire(make_wire(worlds[rank], TOPOLOGY, plain), form))
-    ports = [endpoints.make(wire, TOPOLOGY, LIMITS) for wire in wires]
+    ports = [make_port(wire, TOPOLOGY, LIMITS) for wire in wires]
     yield ports
     for port, world in zip(ports, worlds):
         port.close()

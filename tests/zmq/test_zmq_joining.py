@@ -5,9 +5,9 @@ import threading
 import pytest
 from storm_base import zmq_port
 
+from apex.processes import own_process
 from apex.schema import Limits
 from apex.topology import Topology
-from apex.transport.process import own_process
 from apex.transport.zmq_world import _JOIN, World, _encoded
 
 TOPOLOGY = Topology(4, 1)

@@ -57,7 +57,7 @@ def _shared_floats(count: int):
     return floats
 
 
-_PATCHES = {"COUNTERS_FOLDER": ("apex.transport.drive", _leave_counters), "SENT_FOLDER": ("actors.actor", _tell_what_is_sent)}
+_PATCHES = {"COUNTERS_FOLDER": ("apex.loop", _leave_counters), "SENT_FOLDER": ("actors.actor", _tell_what_is_sent)}
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -9,7 +9,7 @@ import time
 
 from apex.ports import Port
 from apex.role import Role
-from apex.transport.watchdog import Watchdog
+from apex.watchdog import Watchdog
 
 _YIELDS = 10  # polls that only yield the core before the first sleep
 _FIRST_SLEEP_S, _SHORT_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3, 20e-3

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import stat
-from collections.abc import Iterable
 
 from apex.config import ConfigError
 
@@ -42,22 +40,3 @@ def check_folder(path: str) -> None:
         raise ValueError(f"{path} belongs to another user")
     if stat.S_IMODE(found.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise ValueError(f"{path} is open to other users; `chmod 700 {path}` closes it")
-
-
-class Badges:
-    """How the ranks of a job know each other: 33 bytes for each rank, made from the job's token.
-
-    The badge of one rank gives neither the token nor the badge of another (HMAC, RFC 2104).
-    """
-
-    def __init__(self, token: bytes, ranks: Iterable[int]):
-        # ZeroMQ itself makes names that begin with a zero byte.
-        self._of = {rank: b"r" + hmac.digest(token, b"apex-mpi badge of rank %d" % rank, "sha256") for rank in ranks}
-
-    def of(self, rank: int) -> bytes:
-        """Return the badge of a rank."""
-        return self._of[rank]
-
-    def rank(self, badge: bytes) -> int | None:
-        """Return the rank that a badge belongs to, or None where it is not of this job."""
-        return next((rank for rank, known in self._of.items() if hmac.compare_digest(known, badge)), None)
