@@ -9,6 +9,7 @@
 # make test-native      run the C tests under the address and undefined-behaviour sanitizers
 # make lint             check style and types
 # make clean            remove everything that make built; keep runs/
+# make sizes            print the lines of the core and of every option
 #
 # The first call makes .venv and installs pinned packages (constraints.txt); later calls do not.
 
@@ -65,6 +66,9 @@ test-native:
 	@$(NEED_COMPILER)
 	@$(MAKE) --silent -C native test
 
+sizes: $(READY)
+	@$(BIN)/python tests/sizes.py
+
 lint: $(READY)
 	@$(PIP) ruff mypy
 	@$(BIN)/ruff check .
@@ -82,4 +86,5 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(PIP) --editable ".[mpi,test]"
 	@touch $(READY)
 
-.PHONY: train test test-hosts test-slurm soak figures native test-native lint clean
+
+.PHONY: sizes train test test-hosts test-slurm soak figures native test-native lint clean
