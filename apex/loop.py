@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from types import FrameType
 
-from apex.ports import Port
+from apex.ports import Bell, Port
 from apex.role import Role
 from apex.watchdog import Watchdog
 
@@ -34,7 +36,10 @@ class Wait:
     end sleeps above a millisecond by a bell (see ``shared.Bell``); shorter ones are not worth a system call.
     """
 
-    def __init__(self, ranks: int = 1, cores: int = 1, woken_by=None, bell=None, traffic=None, moving=None):
+    def __init__(
+        self, ranks: int = 1, cores: int = 1, woken_by: Callable[[float], None] | None = None,
+        bell: Bell | None = None, traffic: Callable[[], int] | None = None, moving: Callable[[], bool] | None = None,
+    ):  # fmt: skip
         """For one of so many ranks on a host with so many cores; ``woken_by`` is the port's own ``wait``, if it has one.
 
         ``bell`` is the ``shared.Bell`` that neighbours ring, None without; ``traffic()`` counts messages that have come;
@@ -109,7 +114,8 @@ class Wait:
 
     def _listen(self, whether: bool) -> None:
         self._listens = whether
-        self._bell.listen(whether)
+        if self._bell is not None:
+            self._bell.listen(whether)
 
 
 def wait_of(port: Port) -> Wait:
@@ -121,7 +127,7 @@ def wait_of(port: Port) -> Wait:
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
-def on_stop_signals(handler) -> None:
+def on_stop_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     """Have ``handler(number, frame)`` called for every signal that asks for the end; nohup's wish is respected."""
     for number in _STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -146,13 +152,13 @@ class StopSignals:
         """All is done: one still on its way, as to a rank of another host, comes when Python has already put its handlers away."""
         on_stop_signals(signal.SIG_IGN)
 
-    def _note(self, number, frame) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if self._forces and self.caught and number == signal.SIGINT:
             self.ignore()  # a third would end what this one begins
             raise Forced(128 + number)
         self.caught = signal.Signals(number).name
 
-    def _note_going_on(self, number, frame) -> None:
+    def _note_going_on(self, number: int, frame: FrameType | None) -> None:
         self.went_on = True
 
 
@@ -189,7 +195,8 @@ def drive(role: Role, watchdog: Watchdog, drain_s: float, signals: StopSignals, 
             signals.went_on, deadline = False, deadline and now + drain_s
             watchdog.went_on()
         if is_at_work:
-            wait.reset(), watchdog.reset()
+            wait.reset()
+            watchdog.reset()
         else:
             watchdog.check(role)
         watchdog.beat()

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import time
 from pathlib import Path
+from typing import TextIO
 
 from apex.role import Role
 from apex.say import warn
@@ -93,10 +94,11 @@ class Watchdog:
 
     def _keep(self) -> None:
         """What has been written so far is of no process that was stopped."""
-        self._kept_bytes = os.lseek(self._file.fileno(), 0, os.SEEK_CUR)
+        if self._file is not None:
+            self._kept_bytes = os.lseek(self._file.fileno(), 0, os.SEEK_CUR)
 
     @staticmethod
-    def _opened(path: Path | None):
+    def _opened(path: Path | None) -> TextIO | None:
         """Return the file, or None where the disk does not take it, which is no reason not to train."""
         if path is None:
             return None

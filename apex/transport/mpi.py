@@ -34,7 +34,7 @@ _SMALL_NBYTES = 1024  # below, a message has come with its envelope: to receive 
 _CONTROL, _QUIET, _SPAWN = 1, 2, 3  # tags on CONTROL: a message, one for nobody who waits, and the word to start a process together
 
 
-def make_wire(comm: MPI.Comm, topology: Topology, limits: Limits, share: bool = True, command: list[str] | None = None) -> MpiWire:
+def make_wire(comm: MPI.Intracomm, topology: Topology, limits: Limits, share: bool = True, command: list[str] | None = None) -> MpiWire:
     """Return this rank's wire. Collective over ``comm``, which must have ``topology.size`` ranks.
 
     With ``share``, ranks of one host read bulk messages in place; without, all goes through MPI. With ``command`` the

@@ -69,7 +69,7 @@ def connect(joining: Joining) -> tuple[Membership, ControlPage | None, dict[int,
 class Spawner:
     """What the core starts together. ``command`` is that of a new process; it matters on the learner only."""
 
-    def __init__(self, comm: MPI.Comm, core: list[int], command: list[str], page: ControlPage | None):
+    def __init__(self, comm: MPI.Intracomm, core: list[int], command: list[str], page: ControlPage | None):
         """Collective over the ranks ``core`` of ``comm``."""
         self._service = comm.Create_group(comm.group.Incl(core))
         self._service.Set_errhandler(MPI.ERRORS_RETURN)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -65,7 +66,7 @@ class _Mailbox:
     def receive(self) -> Message | None:
         """Return the next message of a known peer, or None. Whoever sends anything else is refused."""
         for _ in range(_REFUSALS_PER_RECEIVE):
-            if not self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if not has_input(self.socket):
                 return None
             message = self._header()
             if message is not None:
@@ -77,7 +78,8 @@ class _Mailbox:
         """Return the payload, uint8, where it arrived if it is aligned there; None where it is refused."""
         frame = self.socket.recv(copy=False)
         if not self._is_last():
-            return self.refuse()
+            self.refuse()
+            return None
         message = np.frombuffer(frame.buffer, np.uint8)
         if not len(message) or message.ctypes.data % _ALIGNED == 0:
             return message
@@ -113,34 +115,38 @@ class _Mailbox:
     def _is_last(self) -> bool:
         return not self._more()
 
-    def _send(self, kind: int, arg: int, payload: np.ndarray | None, track: bool):
+    def _send(self, kind: int, arg: int, payload: np.ndarray | None, track: bool) -> zmq.MessageTracker | None:
         """Send header and payload; return what tells when the payload's buffer is free again, if asked to ``track``."""
         self.socket.send(_HEADER.pack(_MAGIC, kind, arg), 0 if payload is None else zmq.SNDMORE)
         if payload is None:
             return None
-        whole = len(payload) < _NO_COPY_NBYTES
-        tracker = self.socket.send(payload, copy=whole, track=track and not whole)
-        return tracker if track and not whole else None
+        if len(payload) < _NO_COPY_NBYTES:
+            self.socket.send(payload.data, copy=True)
+            return None
+        tracker = self.socket.send(payload.data, copy=False, track=track)
+        return tracker if track else None
 
 
 class Hub(_Mailbox):
     """Where peers connect to: binds, and knows them by name."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, peers, refusals: Refusals, largest_nbytes: int | None):
+    def __init__(
+        self, context: zmq.Context, endpoint: str, token: bytes, peers: Iterable[int], refusals: Refusals, largest_nbytes: int | None
+    ):
         super().__init__(context.socket(zmq.ROUTER), refusals, endpoint, token)
         self._token, self._life_of = token, dict.fromkeys(peers, 0)
-        self.may_lose = frozenset()  # ranks to which nothing is sent, and that is no error, when they are gone
+        self.may_lose: frozenset[int] = frozenset()  # ranks to which nothing is sent, and that is no error, when they are gone
         self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
         largest = None if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
         # One that is a little too long is refused by itself; of a larger one nothing is taken in, and its connection is cut.
         self.socket.maxmsgsize = -1 if largest is None else largest + LARGEST_CONTROL_NBYTES + _ENCRYPTION_NBYTES
         self._broken = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.bind(endpoint)
-        self.endpoint = self.socket.last_endpoint.decode()
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def count_cuts(self) -> None:
         """Count the connections that have ended since the last call, which none of a rank's does before the end of the run."""
-        while self._broken.get(zmq.EVENTS) & zmq.POLLIN:
+        while has_input(self._broken):
             self._broken.recv_multipart()
             if not self.may_lose:  # else whoever sent it has mostly been lost
                 self.refusals.add("a message that is too large, or whoever sent it has gone")
@@ -150,7 +156,7 @@ class Hub(_Mailbox):
         self.socket.disable_monitor()
         super().close()
 
-    def send(self, rank: int, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False):
+    def send(self, rank: int, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False) -> zmq.MessageTracker | None:
         """Send to a peer (see ``_Mailbox._send``)."""
         try:
             self.socket.send(self.name_of(rank), zmq.SNDMORE)
@@ -168,9 +174,9 @@ class Hub(_Mailbox):
 
     def _header(self) -> Message | None:
         rank, life = _read_name(self.socket.recv(), self._token)
-        current = self._life_of.get(rank)
+        current = self._life_of.get(rank) if rank is not None else None
         self._is_late = current is not None and life < current
-        if current is None or self._is_late:
+        if rank is None or current is None or self._is_late:
             return None
         self._life_of[rank] = life
         return self._parse(rank if self._more() else None)
@@ -189,7 +195,7 @@ class Link(_Mailbox):
 
     def is_lost(self) -> bool:
         """Whether a connection to another host, where nobody else would notice, has broken; what came before is still to be received."""
-        return self._watch is not None and bool(self._watch.get(zmq.EVENTS) & zmq.POLLIN)
+        return self._watch is not None and has_input(self._watch)
 
     def close(self) -> None:
         """Close, and stop watching."""
@@ -197,12 +203,17 @@ class Link(_Mailbox):
             self.socket.disable_monitor()
         super().close()
 
-    def send(self, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False):
+    def send(self, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False) -> zmq.MessageTracker | None:
         """Send (see ``_Mailbox._send``)."""
         return self._send(kind, arg, payload, track)
 
     def _header(self) -> Message | None:
         return self._parse(self._peer)
+
+
+def has_input(socket: zmq.Socket) -> bool:
+    """Whether a message can be received from a socket without waiting."""
+    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator,arg-type]  # of EVENTS it is an int
 
 
 def name(token: bytes, rank: int, life: int = 0) -> bytes:

@@ -17,9 +17,9 @@ import os
 import socket as sockets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -33,7 +33,7 @@ from apex.say import warn
 from apex.schema import EnvSpec
 from apex.token import TOKEN_VARIABLE, check_folder, read_token
 from apex.topology import LEARNER_RANK, names_of
-from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link
+from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link, Message
 
 ENDPOINT_VARIABLE = "APEX_ENDPOINT"
 RANK_VARIABLE, SIZE_VARIABLE, LIFE_VARIABLE = "APEX_RANK", "APEX_SIZE", "APEX_LIFE"
@@ -96,12 +96,13 @@ class World:
         atexit.register(self.context.destroy, LINGER_MS)  # Python itself would not wait for what was sent last
         self.endpoint, self._numbers = endpoint, itertools.count()
         meeting, self.refusals = _meeting_point(endpoint), Refusals(f"rank {rank}")
+        self._box: Hub | Link
         if rank == LEARNER_RANK:
             self._box = Hub(self.context, meeting, token, range(1, size), self.refusals, LARGEST_CONTROL_NBYTES)
         else:
             self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, self.refusals, life)
 
-    def hub(self, peers, largest_nbytes: int | None) -> Hub:
+    def hub(self, peers: Iterable[int], largest_nbytes: int | None) -> Hub:
         """Return a new place for ``peers`` to connect to, on this rank."""
         return Hub(self.context, self._new_endpoint(), self.token, peers, self.refusals, largest_nbytes)
 
@@ -122,7 +123,8 @@ class World:
             self._meet_the_learner(meet_s)
 
     def _gather_the_ranks(self, meet_s: float) -> None:
-        here, patience, told_at = set(), _Patience(self._watchdog_s, meet_s), -math.inf
+        here: set[int] = set()
+        patience, told_at = _Patience(self._watchdog_s, meet_s), -math.inf
         while len(here) < self.size - 1:
             message = self._waited_for(patience, lambda: f"the learner (rank 0) waits for {self._missing(here)}")
             if message is None:
@@ -139,19 +141,27 @@ class World:
         missing = names_of(set(range(1, self.size)) - here, self.size)
         return f"{missing}, expected at {_meeting_point(self.endpoint)}"
 
-    def _tell(self, ranks: set[int], kind: int, payload: np.ndarray | None = None) -> None:
+    def _tell(self, ranks: Iterable[int], kind: int, payload: np.ndarray | None = None, may_lose: bool = False) -> None:
+        """On the learner: tell some ranks, of which some may have ended."""
+        assert isinstance(self._box, Hub), "the learner tells, and all others ask"
+        if may_lose:
+            self._box.may_lose = frozenset(ranks)
         for rank in ranks:
             self._box.send(rank, kind, 0, payload)
 
+    def _ask(self, kind: int, value: object) -> None:
+        """On all other ranks: tell the learner."""
+        assert isinstance(self._box, Link), "the learner tells, and all others ask"
+        self._box.send(kind, 0, _encoded(value))
+
     def _give_up(self, here: set[int]) -> None:
-        self._box.may_lose = frozenset(here)  # some may have ended
-        self._tell(here, _UNMET)
+        self._tell(here, _UNMET, may_lose=True)
         self.context.destroy(LINGER_MS)
 
     def _meet_the_learner(self, meet_s: float) -> None:
         speaks = self.rank == max(1, int(os.environ.get(FIRST_VARIABLE, self.rank)))
         limit_s, heard, place = meet_s if speaks else meet_s + _LATER_S, False, _meeting_point(self.endpoint)
-        self._box.send(_VALUE, 0, _encoded(None))
+        self._ask(_VALUE, None)
         while True:
             patience = _Patience(math.inf if heard or not speaks else self._watchdog_s, limit_s)
             message = self._waited_for(patience, lambda: f"rank {self.rank} waits for the learner, expected at {place}")
@@ -166,42 +176,41 @@ class World:
     def _waited_for(self, patience: _Patience, waits: Callable[[], str]) -> tuple[int, int, object] | None:
         """Return ``(rank, kind, value)`` of the next message, or None where the patience has ended."""
         while True:
-            if self._box.socket.poll(1e3 * _LOOKS_S) and (message := self._next()) is not None:
+            if self._box.socket.poll(round(1e3 * _LOOKS_S)) and (message := self._next()) is not None:
                 return message
             if patience.has_ended(waits):
                 return None
 
-    def allgather(self, value) -> list:
+    def allgather(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks. Collective; waits in the kernel."""
         if self.rank != LEARNER_RANK:
-            self._box.send(_VALUE, 0, _encoded(value))
+            self._ask(_VALUE, value)
             patience = _Patience(self._watchdog_s if self.rank == 1 else math.inf)
-            while not _has_length(values := self._value(patience, "ranks wait for the learner (rank 0)")[1], self.size):
+            while not _has_length(gathered := self._value(patience, "ranks wait for the learner (rank 0)")[1], self.size):
                 self._box.refuse()
-            return values
+            return list(gathered)
         values = {LEARNER_RANK: value}
         while len(values) < self.size:
             missing = names_of(set(range(self.size)) - set(values), self.size)
             rank, peer_value = self._value(_Patience(self._watchdog_s), f"the learner (rank 0) waits for {missing}, which start")
             values.setdefault(rank, peer_value)  # no rank sends its next value before it has all of these
         in_order = [values[rank] for rank in range(self.size)]
-        for rank in range(1, self.size):
-            self._box.send(rank, _VALUE, 0, _encoded(in_order))
+        self._tell(range(1, self.size), _VALUE, _encoded(in_order))
         return in_order
 
-    def _value(self, patience: _Patience, waits: str) -> tuple[int, object]:
+    def _value(self, patience: _Patience, waits: str) -> tuple[int, Any]:
         while True:
-            rank, kind, value = self._waited_for(patience, lambda: waits)
-            if kind == _VALUE:
-                return rank, value
+            message = self._waited_for(patience, lambda: waits)
+            if message is not None and message[1] == _VALUE:
+                return message[0], message[2]
 
     def join(self) -> dict | None:
         """Take the place of the process that had this rank; return what the learner tells, None where the run ends already."""
-        self._box.send(_JOIN, 0, _encoded([sockets.gethostname(), *own_process()]))
-        while self._box.socket.poll(1e3 * _ANSWERS_S):
+        self._ask(_JOIN, [sockets.gethostname(), *own_process()])
+        while self._box.socket.poll(round(1e3 * _ANSWERS_S)):
             message = self._box.receive()
             value = _REFUSED if message is None else _read(self._box, message, _VALUE)
-            if value is not _REFUSED:
+            if value is None or isinstance(value, dict):
                 self.handover = value
                 return value
         return None
@@ -210,16 +219,16 @@ class World:
         """On the learner, once the run has begun: return a rank that wants to join, and its process, or None."""
         message = self._box.receive()
         value = _REFUSED if message is None else _read(self._box, message, _JOIN)
-        if value is _REFUSED:
+        if message is None or value is _REFUSED:
             return None
         if not isinstance(value, list) or [type(part) for part in value] != [str, int, int]:
-            return self._box.refuse()
+            self._box.refuse()
+            return None
         return message.rank, value
 
     def answer(self, rank: int, handover: dict | None) -> None:
         """On the learner: tell a rank that has joined."""
-        self._box.may_lose = frozenset([rank])
-        self._box.send(rank, _VALUE, 0, _encoded(handover))
+        self._tell([rank], _VALUE, _encoded(handover), may_lose=True)
 
     def _next(self) -> tuple[int, int, object] | None:
         """Return ``(rank, kind, value)`` of a message that has arrived, or None where it has been refused."""
@@ -239,7 +248,7 @@ class World:
         parts = urlsplit(self.endpoint)
         if parts.scheme == "ipc":
             return f"{self.endpoint}/{self.rank}-{next(self._numbers)}"
-        return f"tcp://{_address_towards(parts.hostname, parts.port)}:*"
+        return f"tcp://{_address_towards(parts.hostname or '', parts.port or 0)}:*"
 
 
 def _meeting_point(endpoint: str) -> str:
@@ -256,7 +265,7 @@ def _meeting_point(endpoint: str) -> str:
 _REFUSED = object()
 
 
-def _read(box, message, *kinds: int) -> object:
+def _read(box: Hub | Link, message: Message, *kinds: int) -> object:
     """Return the value in a message of one of these kinds, or that it has been refused."""
     if message.kind not in kinds or not message.has_payload:
         box.refuse()
@@ -275,11 +284,11 @@ def _has_length(value: object, length: int) -> bool:
     return isinstance(value, list) and len(value) == length
 
 
-def _encoded(value) -> np.ndarray:
+def _encoded(value: object) -> np.ndarray:
     return np.frombuffer(json.dumps(value, default=_as_plain).encode(), np.uint8)
 
 
-def _as_plain(value):
+def _as_plain(value: object) -> dict[str, Any]:
     """Return what the JSON of one of our own values holds."""
     if isinstance(value, Path):
         return {"Path": str(value)}
@@ -288,7 +297,7 @@ def _as_plain(value):
     raise TypeError(f"{type(value).__name__} does not travel between ranks")
 
 
-def _decoded(table: dict):
+def _decoded(table: dict[str, Any]) -> object:
     if set(table) == {"Path"}:
         return Path(table["Path"])
     if set(table) == {"EnvSpec"}:
@@ -304,7 +313,7 @@ def _address_towards(host: str, port: int) -> str:
     """Return this host's address on the way to ``host``: 127.0.0.1 where that is this host's own loopback."""
     with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
-        return probe.getsockname()[0]
+        return str(probe.getsockname()[0])
 
 
 def meet(world: World, watchdog_s: float, meet_s: float) -> None:
@@ -318,12 +327,12 @@ def all_begin(world: World) -> None:
     world.allgather(None)
 
 
-def from_learner(world: World, make):
+def from_learner(world: World, make: Callable[[], Any]) -> Any:
     """Return what ``make()`` gives on the learner's rank, on every rank. Collective; only for starting up."""
     return world.allgather(make() if world.rank == LEARNER_RANK else None)[LEARNER_RANK]
 
 
-def first_from_each_host(world: World, make):
+def first_from_each_host(world: World, make: Callable[[list[int]], Any]) -> Any:
     """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank.
 
     Collective; only for starting up. ``make`` is called on one rank of each host.
