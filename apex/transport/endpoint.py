@@ -63,11 +63,10 @@ class Endpoint:
             self._on_change(change)
         for sent in self.wire.completed():
             self._on_sent(sent)
+        self._answer()
         for _ in range(MESSAGES_PER_PROGRESS):
-            arrived = self.wire.poll_control()
-            if arrived is None:
+            if not (self._take_control() or self._take_message()):  # by turns, as they may come over one socket
                 break
-            self._on_control(*arrived)
         self._exchange()
         self._step_to_the_end()
 
@@ -121,8 +120,15 @@ class Endpoint:
         """Return the ranks from which this one takes a kind of data message."""
         return [r for r in range(self.topology.size) if r != self.rank and self.topology.role(r)[0] in KINDS[kind].senders]
 
+    def _answer(self) -> None:
+        """Answer what was received before."""
+
+    def _take_message(self) -> bool:
+        """Receive a data message that needs no call of the role; return whether there was one."""
+        return False
+
     def _exchange(self) -> None:
-        """Receive and answer what needs no call of the role."""
+        """Do what follows from what has arrived."""
 
     def _on_sent(self, sent: Sent) -> None:
         if sent.kind == Kind.CONTROL:
@@ -147,6 +153,12 @@ class Endpoint:
         message.reject(f"a {message.kind} of {self.topology.name(message.source)} ({message.nbytes} bytes): {why}")
 
     # --- control messages ---
+
+    def _take_control(self) -> bool:
+        arrived = self.wire.poll_control()
+        if arrived is not None:
+            self._on_control(*arrived)
+        return arrived is not None
 
     def _on_control(self, source: int, message: dict[str, Any]) -> None:
         """Act on a control message, or refuse it."""

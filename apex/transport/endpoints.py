@@ -83,14 +83,19 @@ class ActorEndpoint(Endpoint):
             return [LEARNER_RANK if self._serves else self._weights_from]
         return self._serves if kind == Kind.WEIGHT_REQUEST else super()._peers_of(kind)
 
-    def _exchange(self) -> None:
+    def _take_message(self) -> bool:
         if self._is_waiting and self._into is None:  # resumed: the role has still to say where they are to go
-            return
-        while (message := self.wire.receive(_OF_WEIGHTS)) is not None:
-            if self._relay is None:
-                self._take_weights(message)
-            elif not self._relay.take(message):
-                self._reject(message)
+            return False
+        message = self.wire.receive(_OF_WEIGHTS)
+        if message is None:
+            return False
+        if self._relay is None:
+            self._take_weights(message)
+        elif not self._relay.take(message):
+            self._reject(message)
+        return True
+
+    def _exchange(self) -> None:
         if self._relay is not None:
             self._has_arrived(self._relay.progress(self.stopping))
         elif self._arriving is not None and self._arriving.arrived():

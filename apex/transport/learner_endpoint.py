@@ -12,7 +12,7 @@ from apex.ports import LOST, REPLACED, Acknowledged, Change, Report
 from apex.processes import end_process
 from apex.schema import Limits, aligned_bytes
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.endpoint import MESSAGES_PER_PROGRESS, Endpoint, acknowledgement, are_floats, report_length
+from apex.transport.endpoint import Endpoint, acknowledgement, are_floats, report_length
 from apex.transport.weights import WeightServer, read_request
 from apex.transport.wire import Held, Kind, Received, Sent, Wire
 
@@ -160,13 +160,16 @@ class LearnerEndpoint(Endpoint):
             self._requests.append(request)
         self._weights.load_state_dict(state["weights"])
 
-    def _exchange(self) -> None:
+    def _answer(self) -> None:
         self._weights.answer(self.stopping)  # before new requests come: the role may publish first
-        for _ in range(MESSAGES_PER_PROGRESS):
-            message = self.wire.receive(_TO_LEARNER)
-            if message is None:
-                break
+
+    def _take_message(self) -> bool:
+        message = self.wire.receive(_TO_LEARNER)
+        if message is not None:
             (self._take_sample if message.kind == Kind.SAMPLE else self._take_request)(message)
+        return message is not None
+
+    def _exchange(self) -> None:
         if self.stopping:
             self._drop_samples()
             taking = {dest for dest, _ in self.wire.open_sends()} if self._last_requests else set()
