@@ -40,10 +40,10 @@ class Actor(Role):
         checkpoints: Path = Path(), reader: Reader | None = None,
     ):  # fmt: skip
         super().__init__(ACTOR, port, config.run.log_period_s)
-        about = port.about or {"life": 0}
+        handover = port.handover or {"life": 0}
         envs, seed = config.actor.envs, config.run.seed
         self.config, self.index, self.checkpoints = config, index, checkpoints
-        self._life = about["life"]
+        self._life = handover["life"]
         self._resumed_at = reader.learner_steps + 1 if reader is not None else 0
         self.env_seed = self._seed_of_attempt(0)
         self.envs = self._guarded_envs()
@@ -57,8 +57,8 @@ class Actor(Role):
         self._q: np.ndarray | None = None  # Q-values of the observation to act from,
         self._q_version = -1  # and the version of the weights they are from
         self._return = np.zeros(envs)  # full scores of the games that are being played
-        if "counters" in about:  # those of the process whose place this one takes
-            self.counters = Counters.from_vector(ACTOR, np.array(about["counters"]))
+        if "counters" in handover:  # those of the process whose place this one takes
+            self.counters = Counters.from_vector(ACTOR, np.array(handover["counters"]))
         elif reader is not None and reader.exact:
             with reader.reading(self._part):
                 self.load_state_dict(reader.state(self._part))

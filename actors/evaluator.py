@@ -97,10 +97,10 @@ class Evaluator(Role):
         self._told_alike = False
         self.best = BestWeights(checkpoints)
         self._next_steps = 0  # learner steps of the next weights that are evaluated, or more
-        if port.about is not None:  # the counters of the process whose place this one takes
-            self.counters = Counters.from_vector(EVALUATOR, np.array(port.about["counters"]))
+        if port.handover is not None:  # the counters of the process whose place this one takes
+            self.counters = Counters.from_vector(EVALUATOR, np.array(port.handover["counters"]))
         self._restarts_before = self.counters["env_restarts"]
-        if reader is not None and port.about is None:
+        if reader is not None and port.handover is None:
             with reader.reading(f"the answer of {EVALUATOR}"):
                 counters = {"counters": reader.counters(EVALUATOR, 0, 1).state_dict()}
                 self.load_state_dict(self.state_dict() | reader.answers(EVALUATOR).get(0, {}) | counters)

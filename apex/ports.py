@@ -143,7 +143,7 @@ class Port(Protocol):
 class WeightsPort(Port, Protocol):
     """Roles that act with the learner's weights: actors and the evaluator."""
 
-    about: dict[str, Any] | None
+    handover: dict[str, Any] | None
     """What the learner told this process when it took a lost one's place (``LearnerPort.replace``); None for one of the start."""
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
@@ -235,8 +235,8 @@ class LearnerPort(Port, Protocol):
     def poll_changes(self) -> list[Change]:
         """Return which acting ranks were lost or replaced since the last call; for ports that tolerate a loss."""
 
-    def replace(self, rank: int, about: dict[str, Any]) -> None:
-        """Have a new process take the place of a ``LOST`` rank, and tell it ``about`` (what JSON can hold)."""
+    def replace(self, rank: int, handover: dict[str, Any]) -> None:
+        """Have a new process take the place of a ``LOST`` rank, and tell it ``handover`` (what JSON can hold)."""
 
     def awaited(self) -> set[int]:
         """Return the ranks that the end of the run still waits for."""

@@ -19,9 +19,9 @@ from learner import importance
 from learner import run_log as log
 from learner.checked import what_is_wrong
 from learner.checkpointing import Checkpoints, to_cpu
-from learner.company import Company
 from learner.importance import ImportanceWeights
 from learner.run_log import RunLog
+from learner.supervisor import Supervisor
 from learner.train_step import NotFinite, StepResult, TrainStep
 
 _are_replies = table_of(lambda state: isinstance(state, dict) and are_numbers(state.get("counters")))
@@ -78,9 +78,9 @@ class Learner(Role):
         self.checkpoints = Checkpoints(config, topology, run_log.folder.checkpoints, port, steps)
         if reader is not None:
             self._resume(reader)
-        self.company: Company | None = None
+        self.supervisor: Supervisor | None = None
         if config.run.tolerate == "actors":
-            self.company = Company(config, topology, port, self.counters, run_log, self.checkpoints)
+            self.supervisor = Supervisor(config, topology, port, self.counters, run_log, self.checkpoints)
 
     def work(self) -> bool:
         """Train on one batch if one has arrived."""
@@ -100,8 +100,8 @@ class Learner(Role):
 
     def wind_down(self) -> bool:
         """Keep hearing reports; the last ones complete the counts of the result."""
-        if self.company is not None:
-            self.company.step()
+        if self.supervisor is not None:
+            self.supervisor.step()
         self._say_last_word()
         return self._hear_reports()
 
@@ -186,8 +186,8 @@ class Learner(Role):
             self._hear_reports()
             self.run_log.write_row()
         self._hear_reports()
-        if self.company is not None:
-            self.company.step()
+        if self.supervisor is not None:
+            self.supervisor.step()
         self.checkpoints.hear()
         steps = self.train.learner_steps
         if self.run_log.reason_to_end(steps, self.port.stop_requested) is not None:
@@ -256,6 +256,6 @@ class Learner(Role):
             except ValueError as refusal:
                 self.port.refuse(str(refusal))
                 continue
-            if self.company is not None:
-                self.company.heard(report.role, report.index)
+            if self.supervisor is not None:
+                self.supervisor.heard(report.role, report.index)
         return bool(reports)

@@ -7,7 +7,7 @@ ROOMS = ("apex", "actors", "learner", "replay_rank", "native", "launch", "config
 OPTIONS = {
     "ZeroMQ": ("apex/transport/zmq*.py", "apex/token.py", "launch/run/spawn.py", "launch/spawn.py"),
     "all roles in one process": ("apex/transport/local.py", "launch/run/local.py"),
-    "surviving lost actors": ("apex/transport/mpi_spawn.py", "learner/supervisor.py", "learner/company.py", "launch/run/replacement.py"),
+    "surviving lost actors": ("apex/transport/mpi_spawn.py", "learner/supervisor.py", "learner/supervisor.py", "launch/run/replacement.py"),
     "checkpoints and resuming": ("apex/checkpoint.py", "apex/state.py", "learner/checkpointing.py", "replay_rank/persistence.py",
                                  "launch/run/resume.py"),
     "other priority indexes": ("replay_rank/index/[bnrtw]*.py", "replay_rank/tensor_index.py"),

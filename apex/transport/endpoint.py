@@ -31,7 +31,7 @@ class Endpoint:
     def __init__(self, wire: Wire, topology: Topology, limits: Limits):
         self.wire, self.rank, self.topology, self.limits = wire, wire.rank, topology, limits
         self.role, self.index = topology.role(wire.rank)
-        self.ranks_here, self.about = wire.ranks_on_host, wire.handover
+        self.ranks_here, self.handover = wire.ranks_on_host, wire.handover
         self.refusals: Refusals = wire.refusals
         self.refusals.owner = topology.name(wire.rank)
         self.stopping = self.finished = False

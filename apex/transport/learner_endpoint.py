@@ -108,9 +108,9 @@ class LearnerEndpoint(Endpoint):
         changes, self._changes = self._changes, []
         return changes
 
-    def replace(self, rank: int, about: dict[str, Any]) -> None:
+    def replace(self, rank: int, handover: dict[str, Any]) -> None:
         """Have a new process take the place of a lost rank."""
-        self.wire.replace(rank, about | {"replay_ranks": self.topology.replay_ranks})
+        self.wire.replace(rank, handover | {"replay_ranks": self.topology.replay_ranks})
 
     def awaited(self) -> set[int]:
         """Return the ranks that the end of the run still waits for: to be through, or to hear that all is done."""

@@ -22,7 +22,7 @@ _STARTS_S = 120.0  # importing and making environments, before the first report
 _LONG_LOOK_S = 1.0  # the learner itself was held up: that time is nobody's silence
 
 
-class Company:
+class Supervisor:
     """Hears who is lost and who is silent, and has them replaced; told of reports by :meth:`heard`."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Company:
             self.checkpoints.join(change.rank)
             self._silent_at[change.rank] = time.monotonic() + _STARTS_S
             self._say(f"a new process is {self.topology.name(change.rank)}")
-            if self._unreplaced:  # it begins with the rungs of the whole company
+            if self._unreplaced:  # it begins with the whole ladder's epsilons
                 self._share_out_the_ladder()
         else:
             self._give_up(change.rank, change.why)

@@ -12,15 +12,15 @@ from apex.metrics import Counters, Hub
 from apex.ports import LOST, NOT_REPLACED, REPLACED, Change
 from apex.schema import aligned_bytes
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from learner import company
-from learner.company import Company
+from learner import supervisor
+from learner.supervisor import Supervisor
 
 TOPOLOGY = Topology(6, 1)  # three actors, of ranks 3 to 5
 CONFIG = load("cartpole", ["run.tolerate=actors", "run.silence_s=10", "run.drain_s=8", "run.max_replacements=2"])
 
 
 class Port:
-    stopping, about = False, None
+    stopping, handover = False, None
 
     def __init__(self):
         self.changes, self.replaced, self.killed, self.left = [], [], [], set()
@@ -71,13 +71,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(company, "time", clock)
+    monkeypatch.setattr(supervisor, "time", clock)
     return clock
 
 
 @pytest.fixture
 def it(tmp_path, clock):
-    return Company(CONFIG, TOPOLOGY, Port(), Counters(LEARNER), RunLog(tmp_path), Checkpoints())
+    return Supervisor(CONFIG, TOPOLOGY, Port(), Counters(LEARNER), RunLog(tmp_path), Checkpoints())
 
 
 def let_pass(it, clock, seconds: float) -> None:
@@ -213,7 +213,7 @@ def test_a_new_process_explores_and_resets_otherwise_than_the_one_before(tmp_pat
     seeds = []
     for life in (0, 1, 2):
         about = {"life": life, "counters": (Counters(ACTOR).vector() + life).tolist()}
-        port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "about": about})
+        port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "handover": about})
         actor = Actor(CONFIG, env_spec(CONFIG.env), port, 2, 3)
         seeds.append((actor.env_seed, actor.rng.random()))
         assert actor.counters["agent_steps"] == life
