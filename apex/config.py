@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 
 from apex import look
 from apex.errors import ConfigError as ConfigError  # what reading a configuration raises
+from apex.say import warn
 
+_LAUNCHED = "APEX_RUN_FOLDER"  # set for ranks whose launcher has read the same configuration
 PRESET_DIR = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -49,9 +51,9 @@ class RunConfig:
     log_period_s: float = option(2.0, "time between two rows of the log", "s", low=0.01)
     watchdog_s: float = option(60.0, "report a role that has waited this long, for what, and where each rank is", "s", low=0.1)
     meet_s: float = option(300.0, "end the job if no further rank has come for this long while they meet", "s", low=1.0)
-    drain_s: float = option(30.0, "longest wait for messages in flight at the end", "s", low=0.1)
-    tolerate: str = option("nobody", "whose loss the run survives: actors and evaluator, or nobody's", choices=("nobody", "actors"))
-    silence_s: float = option(30.0, "an acting process not heard of for this long is lost (run.tolerate)", "s", low=5.0)
+    shutdown_timeout_s: float = option(30.0, "longest wait for messages in flight at the end", "s", low=0.1)
+    fault_tolerance: str = option("nobody", "whose loss the run survives: actors and evaluator, or nobody's", choices=("nobody", "actors"))
+    heartbeat_timeout_s: float = option(30.0, "an acting process not heard of for this long is lost (run.fault_tolerance)", "s", low=5.0)
     max_replacements: int = option(10, "times a new process takes one lost actor's place before the run fails", low=0, high=1_000_000)
     keep_checkpoints: int = option(3, "whole checkpoints that are kept; older ones are removed", "checkpoints", low=1, high=1_000)
     checkpoint_s: float = option(300.0, "longest wait at the end for the last checkpoint", "s", low=0.1)
@@ -115,7 +117,7 @@ class ReplayConfig:
     min_size: int = option(1_000, "transitions (over all replay ranks) before the first sample", "transitions", low=1)
     samples_per_insert: float = option(0.0, "transitions sampled per transition inserted; 0: not limited", low=0.0)
     checkpoint: bool = option(True, "checkpoints hold the contents of replay; without, a resumed run starts with none")
-    error_band: float = option(0.1, "how far samples may run ahead of or behind inserts, as a share of min_size", low=0.0)
+    error_buffer: float = option(0.1, "how far samples may run ahead of or behind inserts, as a share of min_size", low=0.0)
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,33 @@ def from_tables(tables: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
                 raise ConfigError(f"{source}: unknown section '{section}'; {nearest(section, merged)}")
             if not isinstance(values, dict):
                 raise ConfigError(f"{source}: '{section}' must be a section with fields, got {values!r}")
-            for name, value in values.items():
+            for name, value in _renamed(source, section, values).items():
                 merged[section][name] = _checked(source, section, name, value)
     config = Config(**{name: cls(**merged[name]) for name, cls in sections().items()})
     _validate_together(config)
     return config
+
+
+RENAMED = {
+    ("run", "tolerate"): "fault_tolerance", ("run", "silence_s"): "heartbeat_timeout_s", ("run", "drain_s"): "shutdown_timeout_s",
+    ("replay", "error_band"): "error_buffer",
+}  # fmt: skip
+"""(section, old name of a field) -> its name. Old names are read for one release, and one line tells of each."""
+_told_of: set[str] = set()
+
+
+def _renamed(source: str, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by the present names of their fields."""
+    present: dict[str, Any] = {}
+    for old, value in values.items():
+        name = RENAMED.get((section, old), old)
+        if name in present or (name != old and name in values):
+            raise ConfigError(f"{source}: '{section}.{name}' is given twice, also by an old name; leave one out")
+        if name != old and old not in _told_of and _LAUNCHED not in os.environ:
+            _told_of.add(old)
+            warn(f"apex: {source}: '{section}.{old}' is now '{section}.{name}'; the old name goes with the next release")
+        present[name] = value
+    return present
 
 
 def to_tables(config: Config) -> dict[str, dict]:
@@ -347,8 +371,10 @@ def _check_range(where: str, value: float, low: float | None, high: float | None
 
 def _validate_together(config: Config) -> None:
     """Refuse settings that are each valid but cannot work together."""
-    if config.run.tolerate == "actors" and config.run.transport == "local":
-        raise ConfigError("run.tolerate = 'actors' needs a process for each role; run.transport = 'local' has one for all: take mpi or zmq")
+    if config.run.fault_tolerance == "actors" and config.run.transport == "local":
+        raise ConfigError(
+            "run.fault_tolerance = 'actors' needs a process for each role; run.transport = 'local' has one for all: take mpi or zmq"
+        )
     unit = config.actor.intake_batch * config.replay.ranks
     capacity = config.replay.capacity
     if capacity % unit:

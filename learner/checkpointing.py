@@ -219,7 +219,7 @@ class Checkpoints:
 
     def _follow(self, writing: _Writing) -> None:
         waited = time.monotonic() - writing.started
-        patience = min(_ACTORS_ANSWER_S, self.config.run.drain_s)
+        patience = min(_ACTORS_ANSWER_S, self.config.run.shutdown_timeout_s)
         if not self._owing or (waited > patience and not self._owing & self._replay_ranks()):
             writing.answered.set()
             if self._at_once:

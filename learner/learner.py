@@ -79,7 +79,7 @@ class Learner(Role):
         if reader is not None:
             self._resume(reader)
         self.supervisor: Supervisor | None = None
-        if config.run.tolerate == "actors":
+        if config.run.fault_tolerance == "actors":
             self.supervisor = Supervisor(config, topology, port, self.counters, run_log, self.checkpoints)
 
     def work(self) -> bool:

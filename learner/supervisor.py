@@ -1,7 +1,7 @@
-"""The acting ranks as the learner sees them, where their loss is survived (``run.tolerate``).
+"""The acting ranks as the learner sees them, where their loss is survived (``run.fault_tolerance``).
 
 Who is lost is replaced by a new process, which goes on with the counters and the rungs of the epsilon ladder of the old
-one. Who sends no report for ``run.silence_s`` hangs: its process is ended, which makes it lost. Where no process can be
+one. Who sends no report for ``run.heartbeat_timeout_s`` hangs: its process is ended, which makes it lost. Where no process can be
 started, the actors that are left share out the whole ladder anew.
 """
 
@@ -108,9 +108,9 @@ class Supervisor:
             if begins_to_end or (self._is_ending and rank not in judged):
                 self._silent_at[rank] = now + self._patience_s()
         for rank in [rank for rank, silent_at in self._silent_at.items() if silent_at < now]:
-            self._silent_at[rank] = now + self.config.run.silence_s
+            self._silent_at[rank] = now + self.config.run.heartbeat_timeout_s
             done = "its process is ended" if self.port.kill(rank) else "there is no process that could be ended, nor one in its place yet"
-            self._say(f"{self.topology.name(rank)} has been silent for too long (run.silence_s): {done}")
+            self._say(f"{self.topology.name(rank)} has been silent for too long (run.heartbeat_timeout_s): {done}")
 
     def _judged_at_the_end(self, now: float) -> set[int]:
         """Return the acting ranks that the end waits for, unless a replay rank is silent, for which they may wait."""
@@ -121,7 +121,7 @@ class Supervisor:
     def _patience_s(self) -> float:
         """Return how long a rank may be silent: at the end no longer than leaves time to end without it."""
         run = self.config.run
-        return min(run.silence_s, run.drain_s / 4) if self.port.stopping else run.silence_s
+        return min(run.heartbeat_timeout_s, run.shutdown_timeout_s / 4) if self.port.stopping else run.heartbeat_timeout_s
 
     def _share_out_the_ladder(self) -> None:
         """Give the actors that are there the whole ladder: no part of it stays without one."""

@@ -1,7 +1,7 @@
 """When a replay rank may be sampled and when it may be inserted into.
 
 With D = samples_per_insert * inserted - sampled (the samples still owed), M = samples_per_insert *
-min_size and E = error_band * M:
+min_size and E = error_buffer * M:
 
     may sample B   when  inserted >= min_size  and  D - B >= M - E
     may insert     when  inserted <  min_size  or   D     <= M + E
@@ -25,7 +25,7 @@ class RateLimiter:
         self.ratio = replay.samples_per_insert
         self.min_size = -(-replay.min_size // replay.ranks)
         center = self.ratio * self.min_size
-        band = replay.error_band * center
+        band = replay.error_buffer * center
         self.low, self.high = center - band, center + band
         self.inserted = self.sampled = 0
         self._refuse_impossible(config, band)
@@ -63,12 +63,12 @@ class RateLimiter:
             return
         least = _least_band(config.learner.batch_size, self.ratio * self.min_size)
         raise ConfigError(
-            f"replay.error_band = {config.replay.error_band} is too narrow: samples and inserts could block each other; "
+            f"replay.error_buffer = {config.replay.error_buffer} is too narrow: samples and inserts could block each other; "
             f"the least is {least} with these replay.min_size, samples_per_insert and learner.batch_size"
         )
 
 
 def _least_band(batch_size: int, center: float) -> str:
-    """Return the narrowest error_band that is accepted, to four digits; the nearest four may fall short of it."""
+    """Return the narrowest error_buffer that is accepted, to four digits; the nearest four may fall short of it."""
     digits = [f"{batch_size / (2 * center) * up:.4g}" for up in (1.0, 1.0005, 1.001)]
     return next(text for text in digits if 2 * float(text) * center >= batch_size)

@@ -94,7 +94,7 @@ def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
     if not can_survive():
         needed = "Open MPI 5 under `mpirun --with-ft ulfm`, with MPI_THREAD_MULTIPLE"
-        raise ConfigError(f"run.tolerate = 'actors' over mpi needs {needed}; start it so, or take --transport zmq")
+        raise ConfigError(f"run.fault_tolerance = 'actors' over mpi needs {needed}; start it so, or take --transport zmq")
 
 
 def leave(tolerant: bool) -> int:

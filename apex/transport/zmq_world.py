@@ -347,7 +347,7 @@ def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
     if MAY_LOSE_VARIABLE not in os.environ:
         how = "`launch.run.spawn --may-lose RANK --lives N` (RANK: the evaluator's)"
-        raise ConfigError(f"run.tolerate = 'actors' over zmq needs {how}; start it so")
+        raise ConfigError(f"run.fault_tolerance = 'actors' over zmq needs {how}; start it so")
 
 
 def leave(tolerant: bool) -> int:

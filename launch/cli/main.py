@@ -96,8 +96,8 @@ def _add_train(commands: Any) -> None:
     train.add_argument("--ranks", type=_positive, help="processes: one learner, the replay ranks, one evaluator, all others actors")
     train.add_argument("--transport", help="short for --set run.transport=...")
     train.add_argument("--seed", help="short for --set run.seed=...")
-    train.add_argument("--tolerate", help="actors: replace acting processes that are lost; short for --set run.tolerate=...")
-    train.set_defaults(run_command=_train, short_for=_short_for("transport", "seed", "tolerate"))
+    train.add_argument("--tolerate", help="actors: replace acting processes that are lost; short for --set run.fault_tolerance=...")
+    train.set_defaults(run_command=_train, short_for=_short_for("transport", "seed") | {"tolerate": "run.fault_tolerance"})
 
 
 def _add_playback(commands: Any) -> None:

@@ -54,7 +54,7 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
     from launch.run.resume import CHECKPOINT_VARIABLE, open_and_announce
 
     over_mpi = config.run.transport == "mpi"
-    if config.run.tolerate == "nobody":
+    if config.run.fault_tolerance == "nobody":
         launcher = (mpirun if over_mpi else spawn).launcher(topology.size)
     elif over_mpi:
         launcher = mpirun.launcher(topology.size, tolerant=True)
@@ -75,7 +75,7 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
             resumed_from = {CHECKPOINT_VARIABLE: str(checkpoint)}
         if not over_mpi:
             return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments, asked)
-        with mpirun.segments(tolerant=config.run.tolerate == "actors") as segments:
+        with mpirun.segments(tolerant=config.run.fault_tolerance == "actors") as segments:
             needed = mpirun.ENVIRONMENT | segments | resumed_from
             return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)
     finally:

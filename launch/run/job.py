@@ -56,7 +56,7 @@ def run(
     config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str], asked: Asked,
 ) -> int:  # fmt: skip
     """Run ``apex ARGUMENTS`` as the ranks that ``launcher`` starts; return the exit status when all have ended."""
-    hushes = config.run.tolerate == "actors" and config.run.transport == "mpi"
+    hushes = config.run.fault_tolerance == "actors" and config.run.transport == "mpi"
     meeting = Meeting(folder.path, topology, config.run.watchdog_s, config.run.meet_s)
     meeting.open()
     process = subprocess.Popen(
@@ -111,7 +111,7 @@ class _Job:
         self.process, self.folder, self.asked = process, folder, asked
         self.reason: str | None = None  # why this process has ended the job, if it has
         self._meeting, self._is_watched = meeting, config.run.transport == "mpi"  # over ZeroMQ the learner tells
-        self._tolerant = config.run.tolerate == "actors"
+        self._tolerant = config.run.fault_tolerance == "actors"
         self._told = self._passed_on = False
         self._ends_until: float | None = None
         self._error_before: str | None = None
@@ -222,13 +222,13 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
         reason = "error"
         if result is None:
             status = status or 1
-        elif config.run.tolerate == "actors":  # the launcher's own is that of the first rank that was lost
+        elif config.run.fault_tolerance == "actors":  # the launcher's own is that of the first rank that was lost
             status = result["status"] or (0 if folder.error() is None else status or 1)
-        if status and config.run.tolerate == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
+        if status and config.run.fault_tolerance == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
             leave_error(folder, "apex: a rank ended before all ranks had met\n")
         if 0 < status <= _BY_SIGNAL and job.was_ended(result):
             status = _BY_SIGNAL + signal.SIGTERM  # mpirun, told to end, returns 1 without a word
-        if status > _BY_SIGNAL and (config.run.tolerate == "nobody" or folder.error() is None):
+        if status > _BY_SIGNAL and (config.run.fault_tolerance == "nobody" or folder.error() is None):
             reason = "killed"
     if status or result is None:
         write_error_result(folder, config, topology, preset, status, reason)

@@ -44,7 +44,7 @@ def launcher(ranks: int, tolerant: bool = False) -> list[str]:
     mpirun = find_mpirun()
     is_open_mpi = _is_open_mpi(mpirun)
     if tolerant and not is_open_mpi:
-        raise ConfigError(f"run.tolerate = 'actors' over mpi needs Open MPI 5, and {mpirun} is none; take --transport zmq")
+        raise ConfigError(f"run.fault_tolerance = 'actors' over mpi needs Open MPI 5, and {mpirun} is none; take --transport zmq")
     # One that is started in a lost one's place takes a slot more.
     slots = ["--host", f"localhost:{2 * ranks if tolerant else ranks}"] if is_open_mpi and not _in_a_job() else []
     return [mpirun, *slots, *(["--with-ft", "ulfm"] if tolerant else []), "-n", str(ranks)]

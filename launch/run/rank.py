@@ -48,7 +48,7 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
     if worlds.life():
         return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.handover["folder"])))
     try:
-        refusal = _attempt(worlds.check_tolerance)[0] if config.run.tolerate == "actors" else None
+        refusal = _attempt(worlds.check_tolerance)[0] if config.run.fault_tolerance == "actors" else None
         if refusal is not None:
             return _refuse(comm.rank, refusal)
         refusal, spec, path, checkpoint = _agree_to_start(comm, config, topology, preset, resumed)
@@ -60,10 +60,10 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         signal.alarm(0)
         meeting.meet(comm.rank)
         # Where losses are survived there is no waiting for all: one that ends meanwhile is replaced.
-        all_begin = partial(worlds.all_begin, comm) if config.run.tolerate == "nobody" else None
+        all_begin = partial(worlds.all_begin, comm) if config.run.fault_tolerance == "nobody" else None
         _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint, all_begin)
         signals.ignore()
-        return worlds.leave(config.run.tolerate == "actors") or _status_of(comm.rank, failure.folder)
+        return worlds.leave(config.run.fault_tolerance == "actors") or _status_of(comm.rank, failure.folder)
     except BaseException as error:
         failure.end_job(error)
 
@@ -89,7 +89,7 @@ def _meet(config: Config, topology: Topology, preset: str) -> tuple[Worlds, Any,
         worlds.meet(comm, config.run.watchdog_s, config.run.meet_s)
     except PeerLost as error:
         failure.end_job(error)
-    if config.run.tolerate == "nobody":
+    if config.run.fault_tolerance == "nobody":
         signal.alarm(0)
     return worlds, comm, failure
 
@@ -130,12 +130,12 @@ class _Failure:
 
         Where the run survives the loss of this rank, only this one ends.
         """
-        alone = self.is_running and self.config.run.tolerate == "actors" and self.topology.is_acting(self.rank)
+        alone = self.is_running and self.config.run.fault_tolerance == "actors" and self.topology.is_acting(self.rank)
         try:
             if not (alone and isinstance(error, PeerLost) and self._has_ended_well()):
                 self._report(error, alone and not isinstance(error, PeerLost))
         finally:
-            world.load(self.config.run.transport)[0].abort(self.config.run.tolerate == "actors")
+            world.load(self.config.run.transport)[0].abort(self.config.run.fault_tolerance == "actors")
 
     def _has_ended_well(self) -> bool:
         """Whether the others have ended the run, and only this rank has not heard of it."""
@@ -227,7 +227,7 @@ def _refuse(rank: int, refusal: str) -> int:
 def _make_port(config: Config, topology: Topology, spec: EnvSpec, comm: Any) -> Endpoint:
     from apex.schema import limits
 
-    bounds, command = limits(config, spec), world.replacement_command() if config.run.tolerate == "actors" else None
+    bounds, command = limits(config, spec), world.replacement_command() if config.run.fault_tolerance == "actors" else None
     wire = world.load(config.run.transport)[1].make_wire(comm, topology, bounds, command=command)
     return world.make_port(wire, topology, bounds)
 
@@ -259,7 +259,7 @@ def _be_role(
             limit_torch_threads(threads(config, role_name))
         role = build(config, spec, topology, rank, port, folder, preset, show, reader)
     # The learner knows who has not taken its word to stop, so it is to be the first whose patience ends.
-    drain_s = config.run.drain_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
+    drain_s = config.run.shutdown_timeout_s + (0 if role_name == LEARNER else _LEARNER_COMPLAINS_S)
     meeting.build(rank)
     if all_begin is not None:
         all_begin()

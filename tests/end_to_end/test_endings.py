@@ -296,7 +296,7 @@ class TestFailures:
         assert not list(job.temporary.glob(f"{spawn.FOLDER_PREFIX}*"))
 
     def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, train, inject, injected):
-        job = start(train(run__drain_s=1), inject(ACTOR_RANK, **HANG))
+        job = start(train(run__shutdown_timeout_s=1), inject(ACTOR_RANK, **HANG))
         job.wait_until(injected.exists, STARTS_S, "the hang")
         job.process.send_signal(signal.SIGTERM)
         ended = job.wait(ENDS_S)

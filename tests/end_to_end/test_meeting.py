@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spread
 
 @pytest.mark.parametrize("transport", ["mpi", "zmq"])
 def test_a_rank_that_is_killed_before_all_have_met_ends_the_job_with_one_line(start, tmp_path, inject, transport):
-    job = start(_run(tmp_path, transport, "run.tolerate=actors", "run.meet_s=20"), inject(LAST, late_s=1000))
+    job = start(_run(tmp_path, transport, "run.fault_tolerance=actors", "run.meet_s=20"), inject(LAST, late_s=1000))
     os.kill(job.rank(LAST), signal.SIGKILL)
     told = _told_at_the_end(job, tmp_path)
     # Over ZeroMQ another process takes its place, which does not come either.

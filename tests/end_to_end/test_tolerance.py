@@ -102,7 +102,7 @@ def check_failed(run, ended, *lines: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_acting_ranks_that_are_killed_or_stopped_are_replaced_and_what_they_counted_stays_when_the_run_is_resumed(run):
-    run.begin(run__silence_s=SILENCE_S)
+    run.begin(run__heartbeat_timeout_s=SILENCE_S)
     run.lose(signal.SIGKILL, ACTOR, OTHER_ACTOR)
     run.until_replaced(2)
     run.lose(signal.SIGSTOP, EVALUATOR)
@@ -164,7 +164,7 @@ def test_the_loss_of_learner_or_replay_ends_the_job_with_a_checkpoint_from_which
 
 
 def test_an_actor_that_is_stopped_while_the_run_ends_is_ended_and_the_run_ends_well(run):
-    run.begin(run__drain_s=10)
+    run.begin(run__shutdown_timeout_s=10)
     run.lose(signal.SIGSTOP, ACTOR)
     told = run.end().stderr
     assert "actor 0 (rank 3) has been silent" in told and "actor 0 (rank 3) was lost" in told
@@ -175,7 +175,7 @@ def test_an_mpirun_that_outlives_no_rank_is_refused_in_one_line(start, tmp_path)
     ended = start([find_mpirun(), "-n", 5, *run.command()]).wait(ENDS_S)
     assert ended.returncode == 2 and not run.directory.exists()
     told = [line for line in ended.stderr.splitlines() if line.startswith("apex: ")]
-    assert len(told) == 1 and "run.tolerate = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`" in told[0]
+    assert len(told) == 1 and "run.fault_tolerance = 'actors' over mpi needs Open MPI 5 under `mpirun --with-ft ulfm`" in told[0]
 
 
 @pytest.mark.parametrize("run", ["mpi"], indirect=True)  # over ZeroMQ it is started at once

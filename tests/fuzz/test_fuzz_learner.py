@@ -29,7 +29,7 @@ SAMPLES, REPORTS, ANSWERS, ANNOUNCEMENTS = 1_000, 20_000, 10_000, 5_000
 SETTINGS = [
     f"learner.batch_size={BATCH}", "algorithm.hidden=8", "actor.count=2", "replay.min_size=100", "learner.max_skipped_steps=1000000",
     "run.max_learner_steps=100000000", "run.stop_at_target=false", "learner.checkpoint_period=100000000", "run.transport=local",
-    "replay.error_band=9", "run.log_period_s=1000",
+    "replay.error_buffer=9", "run.log_period_s=1000",
 ]  # fmt: skip
 
 

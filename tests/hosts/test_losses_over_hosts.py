@@ -12,7 +12,7 @@ from apex.run_folder import RunFolder
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SETTINGS = [
     "run.log_period_s=0.2", "run.stop_at_target=false", "run.max_learner_steps=1000000000", "evaluator.episodes=2", "replay.min_size=200",
-    "learner.batch_size=16", "run.tolerate=actors",
+    "learner.batch_size=16", "run.fault_tolerance=actors",
 ]  # fmt: skip
 HAPPENS_S, ENDS_S, LAST = 120, 90, 4
 

@@ -20,7 +20,7 @@ from apex.run_folder import RunFolder
 ACTORS = 3
 TRANSITIONS = 500 * SECONDS
 OVERRIDES = (
-    "run.stop_at_target=false", "run.max_learner_steps=1000000000", "run.max_wall_s=0", "run.log_period_s=1", "run.tolerate=actors",
+    "run.stop_at_target=false", "run.max_learner_steps=1000000000", "run.max_wall_s=0", "run.log_period_s=1", "run.fault_tolerance=actors",
     "run.max_replacements=1000000", f"actor.count={ACTORS}",
 )  # fmt: skip
 PAUSE_S = (3.0, 8.0)  # between two kills

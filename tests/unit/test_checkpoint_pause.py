@@ -14,7 +14,7 @@ from learner.run_log import RunLog
 
 
 def test_a_checkpoint_of_three_million_parameters_pauses_the_learner_for_less_than_100_ms(tmp_path, one_torch_thread):
-    config = load("pong", ["learner.batch_size=2", f"run.directory={tmp_path}", "replay.min_size=2", "replay.error_band=9"])
+    config = load("pong", ["learner.batch_size=2", f"run.directory={tmp_path}", "replay.min_size=2", "replay.error_buffer=9"])
     spec, topology = EnvSpec((84, 84), "uint8", 4, 6, 4), make(config)
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()

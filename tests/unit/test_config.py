@@ -207,7 +207,7 @@ def test_a_capacity_that_is_no_multiple_is_refused_with_one_that_is_accepted(bat
 def test_a_minimum_size_beyond_the_capacity_is_refused():
     overrides = ["replay.capacity=500", "replay.min_size=501"]
     assert refusal(load, "cartpole", overrides).startswith("replay.min_size = 501 exceeds replay.capacity = 500")
-    load("cartpole", ["replay.capacity=500", "replay.min_size=500", "replay.error_band=1"])
+    load("cartpole", ["replay.capacity=500", "replay.min_size=500", "replay.error_buffer=1"])
 
 
 # --- back to TOML -----------------------------------------------------------------------------------
@@ -251,3 +251,41 @@ def test_any_text_survives_the_way_to_toml_and_back(text):
 def test_a_raw_value_never_stays_in_a_configuration():
     config = load("cartpole", ["env.id=X", "run.directory=y"])
     assert type(config.env.id) is str and not isinstance(config.run.directory, configuration._Raw)
+
+
+class TestOldNames:
+    """Names of fields that have changed are read for one release."""
+
+    @pytest.fixture(autouse=True)
+    def as_in_a_new_process(self, monkeypatch):
+        monkeypatch.setattr(configuration, "_told_of", set())
+
+    @pytest.mark.parametrize("old, value", [
+        ("run.tolerate", "actors"), ("run.silence_s", 12.0), ("run.drain_s", 9.0), ("replay.error_band", 0.5),
+    ])  # fmt: skip
+    def test_an_old_name_sets_the_field_and_one_line_says_the_new_name(self, capsys, old, value):
+        section, name = old.split(".")
+        new = configuration.RENAMED[section, name]
+        for _ in range(2):
+            made = load("cartpole", [f"{old}={value}"])
+            assert vars(vars(made)[section])[new] == value
+        told = capsys.readouterr().err
+        assert told == f"apex: --set: '{old}' is now '{section}.{new}'; the old name goes with the next release\n"
+
+    def test_a_rank_whose_launcher_has_told_says_nothing(self, capsys, monkeypatch):
+        monkeypatch.setenv("APEX_RUN_FOLDER", "/somewhere")
+        assert load("cartpole", ["run.drain_s=9"]).run.shutdown_timeout_s == 9
+        assert capsys.readouterr().err == ""
+
+    def test_a_file_may_use_old_names_and_both_at_once_are_refused(self, tmp_path, capsys):
+        path = tmp_path / "mine.toml"
+        path.write_text("[run]\nsilence_s = 17.0\n")
+        assert load(str(path)).run.heartbeat_timeout_s == 17
+        path.write_text("[run]\nsilence_s = 17.0\nheartbeat_timeout_s = 18.0\n")
+        with pytest.raises(ConfigError, match=r"'run\.heartbeat_timeout_s' is given twice, also by an old name"):
+            load(str(path))
+
+    def test_every_new_name_is_a_field_and_no_old_one_is(self):
+        for (section, old), new in configuration.RENAMED.items():
+            names = fields(sections()[section])
+            assert new in names and old not in names

@@ -24,7 +24,7 @@ STEPS = 80
 TINY = [
     f"run.max_learner_steps={STEPS}", "run.transport=local", "run.log_period_s=0.05", "algorithm.hidden=16", "actor.count=2",
     "actor.envs=4", "actor.intake_batch=10", "replay.capacity=500", "replay.min_size=100", "learner.batch_size=16",
-    "learner.target_period=20", "learner.publish_period=10", "evaluator.episodes=2", "evaluator.period=20", "replay.error_band=0.5",
+    "learner.target_period=20", "learner.publish_period=10", "evaluator.episodes=2", "evaluator.period=20", "replay.error_buffer=0.5",
 ]  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_the_replay_ratio_stays_in_the_limiters_band_for_the_whole_run(tmp_path,
         return done
 
     monkeypatch.setattr(ReplayService, "work", work)
-    run = Run(tmp_path, f"replay.samples_per_insert={ratio}", f"replay.ranks={ranks}", "replay.error_band=1").start()
+    run = Run(tmp_path, f"replay.samples_per_insert={ratio}", f"replay.ranks={ranks}", "replay.error_buffer=1").start()
     assert len(owed) > 50 and all(low <= d <= high for d, low, high in owed)
     assert all(role.replay.sampled > 0 and role.replay.inserted > 0 for role in run.replays)
     drawn, inserted = (sum(getattr(role.replay, name) for role in run.replays) for name in ("sampled", "inserted"))

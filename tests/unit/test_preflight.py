@@ -56,7 +56,7 @@ def test_what_can_run_gives_its_spec():
         ("learner.device=mps", "learner.device = 'mps' is not a device that can be used; use cpu or cuda"),
         ("learner.device=meta", "learner.device = 'meta' is not a device that can be used; use cpu or cuda"),
         ("learner.device=cuda:99", "learner.device = 'cuda:99', but torch sees"),
-        ("replay.error_band=0.0", "replay.error_band = 0.0 is too narrow"),
+        ("replay.error_buffer=0.0", "replay.error_buffer = 0.0 is too narrow"),
         ("algorithm.network=nature_cnn", "algorithm.network = 'nature_cnn' needs image frames [height, width], got [4]; use 'mlp'"),
     ],
 )
@@ -170,7 +170,7 @@ def test_only_the_ranks_of_this_machine_are_counted(monkeypatch):
 @pytest.mark.parametrize("capacity, batch", [(65_500, 50), (64_000, 50), (70, 7)])
 def test_a_replay_rank_takes_no_more_memory_than_it_was_said_to(capacity, batch, index):
     sizes = [f"replay.capacity={capacity}", f"actor.intake_batch={batch}", "replay.min_size=1"]
-    config = load("cartpole", [*sizes, f"replay.index={index}", "replay.error_band=99"])
+    config = load("cartpole", [*sizes, f"replay.index={index}", "replay.error_buffer=99"])
     spec = env_spec(config.env)
     replay = Replay(config, spec, np.random.default_rng(0))
     replay.index.load(np.random.default_rng(1).random(replay.slots))

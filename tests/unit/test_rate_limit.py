@@ -15,15 +15,15 @@ from replay_rank.rate_limit import RateLimiter
 from replay_rank.service import ReplayService
 
 
-def limiter(samples_per_insert, min_size, error_band, batch_size, ranks=1):
-    replay = ReplayConfig(ranks, samples_per_insert=samples_per_insert, min_size=min_size, error_band=error_band)
+def limiter(samples_per_insert, min_size, error_buffer, batch_size, ranks=1):
+    replay = ReplayConfig(ranks, samples_per_insert=samples_per_insert, min_size=min_size, error_buffer=error_buffer)
     return RateLimiter(Config(replay=replay, learner=LearnerConfig(batch_size)))
 
 
 def suggested(error):
-    """Return the error_band that a refusal names; it must be one line that names the setting."""
+    """Return the error_buffer that a refusal names; it must be one line that names the setting."""
     message = str(error.value)
-    assert "\n" not in message and message.startswith("replay.error_band = ")
+    assert "\n" not in message and message.startswith("replay.error_buffer = ")
     return float(re.search(r"the least is (\S+) with", message)[1])
 
 
@@ -139,7 +139,7 @@ def test_the_ratio_of_samples_to_inserts_stays_in_the_band_whoever_is_faster(eag
 
 def service(samples_per_insert):
     """Return a replay rank that gets batches of two transitions, with all ports of its world."""
-    replay = {"samples_per_insert": samples_per_insert, "min_size": 4, "error_band": 1.0, "capacity": 20}
+    replay = {"samples_per_insert": samples_per_insert, "min_size": 4, "error_buffer": 1.0, "capacity": 20}
     tables = {"replay": replay, "learner": {"batch_size": 4, "prefetch": 4}, "actor": {"intake_batch": 2, "in_flight": 99}}
     config, spec = from_tables([("test", tables)]), EnvSpec((1,), "float32", 1, 2)
     topology = make(config)

@@ -19,7 +19,7 @@ from learner.train_step import TrainStep
 TINY = {
     "run.transport": "local", "run.log_period_s": 0.05, "algorithm.hidden": 16, "actor.count": 2, "actor.envs": 4,
     "actor.intake_batch": 10, "replay.capacity": 500, "replay.min_size": 100, "learner.batch_size": 16, "learner.target_period": 20,
-    "learner.publish_period": 10, "evaluator.episodes": 2, "evaluator.period": 20, "replay.error_band": 0.5,
+    "learner.publish_period": 10, "evaluator.episodes": 2, "evaluator.period": 20, "replay.error_buffer": 0.5,
     "replay.samples_per_insert": 2.0, "learner.checkpoint_period": 30, "actor.refresh_period": 3,
 }  # fmt: skip
 

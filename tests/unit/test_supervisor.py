@@ -16,7 +16,9 @@ from learner import supervisor
 from learner.supervisor import Supervisor
 
 TOPOLOGY = Topology(6, 1)  # three actors, of ranks 3 to 5
-CONFIG = load("cartpole", ["run.tolerate=actors", "run.silence_s=10", "run.drain_s=8", "run.max_replacements=2"])
+CONFIG = load("cartpole", [
+    "run.fault_tolerance=actors", "run.heartbeat_timeout_s=10", "run.shutdown_timeout_s=8", "run.max_replacements=2",
+])  # fmt: skip
 
 
 class Port:
@@ -163,7 +165,7 @@ def test_who_hangs_after_its_last_report_is_ended_while_there_is_still_time_to_e
     it.port.stopping, it.port.left = True, {4}
     let_pass(it, clock, 0.5)
     it.heard(ACTOR, 1)
-    let_pass(it, clock, CONFIG.run.drain_s / 2 + 1)
+    let_pass(it, clock, CONFIG.run.shutdown_timeout_s / 2 + 1)
     assert it.port.killed == [4]
 
 
