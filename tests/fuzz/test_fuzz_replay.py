@@ -13,6 +13,7 @@ from mutations import EDGES, flip_bits, mutate, overwrite, resize
 from apex.config import from_tables
 from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes, limits, sample_layout
 from apex.topology import Topology
+from apex.transport.wire import Kind
 from launch.run.local import make_ports
 from replay_rank.replay import Replay
 from replay_rank.service import ReplayService
@@ -107,8 +108,7 @@ class Rank:
     def update(self, message: bytes) -> bool:
         """Have it take a priority message; return whether it was refused."""
         before = self.refused
-        self.ports[0].priority_buffer()[:] = np.frombuffer(message, np.uint8)
-        self.ports[0].send_priorities(0)
+        self.ports[0].wire.send(1, Kind.PRIORITY, np.frombuffer(message, np.uint8))
         self.service.step()
         return self.refused > before
 
@@ -125,7 +125,7 @@ class Rank:
         if self.replay.size < BATCH:
             return
         self.ports[0].request_sample(0)
-        self.service.step()
+        self.service.step(), self.ports[0].progress()
         _, message = self.ports[0].poll_sample()
         views, r = self.layout.views(message), self.replay
         generation, slot = np.divmod(views["key"], r.slots)
