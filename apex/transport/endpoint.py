@@ -58,10 +58,11 @@ class Endpoint:
 
     def progress(self) -> None:
         """Let messages move, act on losses and control messages, and step towards the end."""
-        self.wire.progress()
-        for change in self.wire.changes():
+        wire = self.wire
+        wire.progress()
+        for change in wire.changes():
             self._on_change(change)
-        for sent in self.wire.completed():
+        for sent in wire.completed():
             self._on_sent(sent)
         self._answer()
         for _ in range(MESSAGES_PER_PROGRESS):

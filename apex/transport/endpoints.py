@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from apex.transport.weights import Relay, request_message
 from apex.transport.wire import Kind, Received, Sent, Wire
 
 _INTAKE, _FROM_LEARNER = frozenset([Kind.INTAKE]), frozenset([Kind.SAMPLE_REQUEST, Kind.PRIORITY])
+_ALL = _INTAKE | _FROM_LEARNER
 _OF_WEIGHTS = frozenset([Kind.WEIGHT_REQUEST, Kind.WEIGHTS])
 _NOTHING = np.zeros(0, np.uint8)
+_REJECTS_EVERY_S = 0.005
 
 
 class ActorEndpoint(Endpoint):
@@ -28,6 +31,7 @@ class ActorEndpoint(Endpoint):
         self._is_waiting = self._has_weights = False
         self._into: np.ndarray | None = None  # where the weights asked for are to go
         self._arriving: Received | None = None
+        self._rejects_at = 0.0
         self._credits = IntakeCredits(topology.replay_ranks, self.index, limits.intake_in_flight)
         self._completed: list[int] = []
 
@@ -86,6 +90,11 @@ class ActorEndpoint(Endpoint):
     def _take_message(self) -> bool:
         if self._is_waiting and self._into is None:  # resumed: the role has still to say where they are to go
             return False
+        if not self._is_waiting and self._relay is None:  # nothing can come but what is to be rejected
+            now = time.monotonic()
+            if now < self._rejects_at:
+                return False
+            self._rejects_at = now + _REJECTS_EVERY_S
         message = self.wire.receive(_OF_WEIGHTS)
         if message is None:
             return False
@@ -171,13 +180,15 @@ class ReplayEndpoint(Endpoint):
         if self._priorities is not None and self._is_handed_out:
             self._priorities.release()
             self._priorities, self._is_handed_out = None, False
-        event = self._arrived()
-        if event is not None:
-            return event
-        kinds = _FROM_LEARNER if self._priorities is None else frozenset()
-        if landing is not None and self._intake is None:
-            kinds |= _INTAKE
-        message = self.wire.receive(kinds) if kinds else None
+        if self._intake is not None or self._priorities is not None:
+            event = self._arrived()
+            if event is not None:
+                return event
+        takes_intake = landing is not None and self._intake is None
+        if self._priorities is None:
+            message = self.wire.receive(_ALL if takes_intake else _FROM_LEARNER)
+        else:
+            message = self.wire.receive(_INTAKE) if takes_intake else None
         if message is None:
             return None
         if message.kind == Kind.INTAKE and landing is not None:

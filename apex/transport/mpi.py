@@ -29,6 +29,7 @@ from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, 
 
 __all__ = ["MpiWire", "connect", "join_wire", "make_wire"]
 _TURNS = 8
+_KINDS = {int(kind): kind for kind in Kind}
 _LOOKS_EVERY_S = 0.005
 _SMALL_NBYTES = 1024  # below, a message has come with its envelope: to receive it waits for nobody
 _CONTROL, _QUIET, _SPAWN = 1, 2, 3  # tags on CONTROL: a message, one for nobody who waits, and the word to start a process together
@@ -115,8 +116,10 @@ class _Matched(Received):
 class _Posted(Received):
     """A message in the memory of a rank of this host."""
 
+    __slots__ = ("_payload", "_peer", "_refusals")
+
     def __init__(self, peer: SharedPeer, kind: Kind, payload: np.ndarray, refusals: Refusals):
-        super().__init__(peer.rank, kind, len(payload))
+        self.source, self.kind, self.nbytes = peer.rank, kind, len(payload)
         self._peer, self._payload, self._refusals = peer, payload, refusals
 
     def into(self, buffer: np.ndarray) -> None:
@@ -190,6 +193,8 @@ class MpiWire:
 
     def completed(self) -> list[Sent]:
         """Return the sends that have been taken, or whose receiver was lost."""
+        if not self._completed:
+            return []
         completed, self._completed = self._completed, []
         return completed
 
@@ -234,35 +239,37 @@ class MpiWire:
     def receive(self, kinds: Collection[Kind]) -> Received | None:
         """Return the next message: what is posted first, but for two looks of ``_TURNS``."""
         self._turn = (self._turn + 1) % _TURNS
-        first = {0: MESSAGES, 1: HELD}.get(self._turn)
-        if first is not None and (message := self._matched(first, kinds)) is not None:
-            return message
-        message = self._posted(kinds)
-        for channel in (MESSAGES, HELD):
-            if message is None and channel != first:
-                message = self._matched(channel, kinds)
-        return message
+        if self._turn == 0:
+            return self._matched(MESSAGES, kinds) or self._posted(kinds) or self._matched(HELD, kinds)
+        if self._turn == 1:
+            return self._matched(HELD, kinds) or self._posted(kinds) or self._matched(MESSAGES, kinds)
+        return self._posted(kinds) or self._matched(MESSAGES, kinds) or self._matched(HELD, kinds)
 
     def _posted(self, kinds: Collection[Kind]) -> Received | None:
-        for _ in range(len(self._lenders)):
-            peer = self._lenders[0]
-            self._lenders.rotate(-1)
-            if peer.has_posted() and (peer.next_kind() in kinds or (peer.rank, peer.next_kind()) not in self.allowed):
-                return self._peeked(peer)
+        lenders = self._lenders
+        for _ in range(len(lenders)):
+            peer = lenders[0]
+            lenders.rotate(-1)
+            if not peer.has_posted():
+                continue
+            kind = peer.next_kind()
+            bounds = self.allowed.get((peer.rank, kind))
+            if bounds is None or kind in kinds:
+                return self._peeked(peer, kind, bounds or (1, 0))
         return None
 
-    def _peeked(self, peer: SharedPeer) -> Received | None:
+    def _peeked(self, peer: SharedPeer, kind: int, bounds: tuple[int, int]) -> Received | None:
         try:
-            kind, payload = peer.peek()
+            payload = peer.peek()
         except (ValueError, OverflowError, OSError) as error:
             self.refusals.add(f"what rank {peer.rank} posts: {error}")
             peer.release()
             return None
-        if not self._is_allowed(peer.rank, kind, len(payload)):
-            self.refusals.add(f"{len(payload)} bytes posted by rank {peer.rank} (kind {kind})")
-            peer.release()
-            return None
-        return _Posted(peer, Kind(kind), payload, self.refusals)
+        if bounds[0] <= len(payload) <= bounds[1]:
+            return _Posted(peer, _KINDS[kind], payload, self.refusals)
+        self.refusals.add(f"{len(payload)} bytes posted by rank {peer.rank} (kind {kind})")
+        peer.release()
+        return None
 
     def _matched(self, channel: int, kinds: Collection[Kind]) -> Received | None:
         """Match a message of a channel, all of whose kinds are asked for together; drop it where it is not allowed."""
@@ -335,11 +342,14 @@ class MpiWire:
 
     def progress(self) -> None:
         """Notice losses, complete sends, and meet who joins."""
-        for rank in self.comms.failed():
-            self._lose(rank, "its process has ended")
+        if self.survives:
+            for rank in self.comms.failed():
+                self._lose(rank, "its process has ended")
         self._reap_sends()
-        self.discards.reap()
-        self._sweep()
+        now = time.monotonic()
+        if now >= self._sweeps_at:
+            self._sweeps_at = now + _LOOKS_EVERY_S
+            self._sweep()
         if self._spawner is not None:
             self._spawn(self._spawner)
 
@@ -379,11 +389,8 @@ class MpiWire:
         return bool(self.receiving) or any(entry[1] not in self.neighbours for entry in self._sends)
 
     def _sweep(self) -> None:
-        """Drop what is held for a rank that takes nothing of the kind; MPI is asked every ``_LOOKS_EVERY_S``."""
-        now = time.monotonic()
-        if now < self._sweeps_at:
-            return
-        self._sweeps_at = now + _LOOKS_EVERY_S
+        """Drop what is held for a rank that takes nothing of the kind."""
+        self.discards.reap()
         if not any(KINDS[Kind(kind)].is_held for _, kind in self.allowed) and (matched := self._probe(HELD)) is not None:
             self._drop(matched)
 

@@ -27,7 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -113,13 +113,6 @@ class Bell:
         return woken
 
 
-class Posted(NamedTuple):
-    """A message in shared memory: its kind, and its payload uint8[nbytes], read-only."""
-
-    kind: int
-    payload: np.ndarray
-
-
 class SharedPeer:
     """What this rank (``me``) and another of its host post to each other."""
 
@@ -159,8 +152,8 @@ class SharedPeer:
         """Return the kind of the message that :meth:`peek` returns next, as the other rank tells it."""
         return self._theirs[self._their_row + _ENTRIES + _ENTRY * (self._seen % self._page.entries)]
 
-    def peek(self) -> Posted:
-        """Return the oldest message that has not been peeked at; it is to be released.
+    def peek(self) -> np.ndarray:
+        """Return the payload (uint8, read-only) of the oldest message that has not been peeked at; it is to be released.
 
         Raises ValueError, OverflowError or OSError where what the other rank has written lies in none of its arenas; that
         too is to be released.
@@ -171,17 +164,17 @@ class SharedPeer:
             raise ValueError(f"a count of {sent}")
         entry = self._their_row + _ENTRIES + _ENTRY * (self._seen % self._page.entries)
         self._seen += 1
-        kind, place, nbytes = self._theirs[entry], self._theirs[entry + 1], self._theirs[entry + 2]
+        place, nbytes = self._theirs[entry + 1], self._theirs[entry + 2]
         number, place = (0, place) if place >= 0 else (1, ~place)
         if not nbytes:
-            return Posted(kind, _NOTHING)
+            return _NOTHING
         arena = self._arenas.get(number)
         if arena is None:
             fd, size = self._theirs[_ARENA + 2 * number], self._theirs[_ARENA + 2 * number + 1]
             arena = self._arenas[number] = np.frombuffer(_open(self._pid, fd, size), np.uint8)
         if not 0 <= nbytes <= len(arena) - place:
             raise ValueError(f"{nbytes} bytes at {place} of {len(arena)}")
-        return Posted(kind, arena[place : place + nbytes])
+        return arena[place : place + nbytes]
 
     def release(self) -> None:
         """The oldest message that was peeked at is no longer needed: the other rank may write there again."""

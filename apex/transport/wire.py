@@ -148,6 +148,8 @@ class Received(ABC):
     What arrives over a network may need time: the payload is here once :meth:`arrived` returns true.
     """
 
+    __slots__ = ("kind", "nbytes", "source")
+
     def __init__(self, source: int, kind: Kind, nbytes: int):
         self.source, self.kind, self.nbytes = source, kind, nbytes
 

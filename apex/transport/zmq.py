@@ -102,6 +102,7 @@ class ZmqWire:
         self._links = {rank: world.link(self._endpoints[rank], rank) for rank in called}
         self._boxes: list[Hub | Link] = [*self._links.values(), *([self._hub] if self._hub else [])]
         self._heads: dict[Hub | Link, tuple[Message, np.ndarray]] = {}
+        self._empty: set[Hub | Link] = set()  # found without a message in this turn
         self._turn = 0
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[tuple[int, int], Sent] = {}
@@ -182,10 +183,13 @@ class ZmqWire:
         return None
 
     def _next(self, kinds: Collection[Kind]) -> tuple[Message, np.ndarray] | None:
+        """Return the oldest message of a socket. One that was empty is asked again with the next turn, or once all are."""
+        if len(self._empty) == len(self._boxes):
+            self._empty.clear()
         for _ in range(len(self._boxes)):
             box = self._boxes[self._turn % len(self._boxes)]
             self._turn += 1
-            head = self._head(box)
+            head = None if box in self._empty else self._head(box)
             if head is not None and head[0].kind in kinds:
                 del self._heads[box]
                 return head
@@ -197,6 +201,7 @@ class ZmqWire:
         while head is None:
             message = box.receive()
             if message is None:
+                self._empty.add(box)
                 return None
             if message.kind > Kind.CONTROL:
                 self._take_own(box, message)
@@ -232,6 +237,7 @@ class ZmqWire:
         """Read what is for the wire itself; notice broken connections and who wants to join."""
         self._look_for_cuts()
         broken = [rank for rank, link in self._links.items() if rank == LEARNER_RANK and link.is_lost()]
+        self._empty.clear()
         for box in self._boxes:
             self._head(box)
         if self._leaving:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import zmq
+from zmq.backend import Socket
 from zmq.utils import z85
 
 from apex.config import ConfigError
@@ -29,6 +30,8 @@ from apex.schema import aligned_bytes
 
 _HEADER = struct.Struct("<4sIq")  # what this is, kind, argument
 _MAGIC = b"Apex"
+_get = Socket.get  # what it wraps costs more than the call itself
+_EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
 _NAME = struct.Struct("<cII")  # then the token
 LINGER_MS = 3000  # for what is sent last; a reader that is gone does not keep a rank longer
 _NO_COPY_NBYTES = 1 << 16  # below, copying costs less than telling when a buffer is free
@@ -95,7 +98,7 @@ class _Mailbox:
     _is_late = False  # the message is from a life of its rank that is over
 
     def _drop(self) -> None:
-        while self.socket.get(zmq.RCVMORE):
+        while self._more():
             self.socket.recv_into(bytearray())
 
     def _header(self) -> Message | None:
@@ -110,7 +113,7 @@ class _Mailbox:
         return Message(rank, kind, arg, self._more()) if magic == _MAGIC else None
 
     def _more(self) -> bool:
-        return bool(self.socket.get(zmq.RCVMORE))
+        return bool(_get(self.socket, _RCVMORE))
 
     def _is_last(self) -> bool:
         return not self._more()
@@ -213,7 +216,7 @@ class Link(_Mailbox):
 
 def has_input(socket: zmq.Socket) -> bool:
     """Whether a message can be received from a socket without waiting."""
-    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator,arg-type]  # of EVENTS it is an int
+    return bool(int(_get(socket, _EVENTS)) & _POLLIN)
 
 
 def name(token: bytes, rank: int, life: int = 0) -> bytes:

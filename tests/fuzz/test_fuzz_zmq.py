@@ -98,6 +98,7 @@ def test_a_learner_that_survives_losses_greets_nobody_who_has_not_joined_and_let
     link.send(HELLO)
     link.send(HELLO)
     settle(learner.progress, lambda: heard_all(learner, 0, 6))
+    learner.progress()  # acts on what the last turn has found
     assert [change.what for change in learner.poll_changes()] == [LOST, REPLACED]
 
 
