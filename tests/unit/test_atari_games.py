@@ -17,7 +17,7 @@ def atari(rom, **options):
 class NoPort:
     """What roles ask of a port before anything is sent."""
 
-    stopping, finished, about = False, False, None
+    stopping, finished, handover = False, False, None
     intake_memory = staticmethod(lambda rows, nbytes: np.zeros((rows, nbytes), np.uint8))
     completed_intake = staticmethod(lambda: [])
     poll_weights = staticmethod(lambda: True)

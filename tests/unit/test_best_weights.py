@@ -27,7 +27,7 @@ CONFIG = load("cartpole", ["algorithm.hidden=8", "evaluator.episodes=2"])
 class NoPort:
     """What an evaluator asks of a port while nothing is sent."""
 
-    stopping, finished, about = False, False, None
+    stopping, finished, handover = False, False, None
     poll_weights = staticmethod(lambda: False)
     request_weights = staticmethod(lambda steps, into: None)
     send_report = staticmethod(lambda vector: True)

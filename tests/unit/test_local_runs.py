@@ -131,7 +131,7 @@ def beginnings(config, monkeypatch):
     kept, spec = Beginnings(make_envs), env_spec(config.env)
     monkeypatch.setattr(actor, "make_envs", kept)
     for index in range(config.actor.count):
-        made = actor.Actor(config, spec, SimpleNamespace(intake_memory=aligned_bytes, about=None), index, config.actor.count)
+        made = actor.Actor(config, spec, SimpleNamespace(intake_memory=aligned_bytes, handover=None), index, config.actor.count)
         kept.explorations.append(made.rng.random())
         made.close()
     return kept
