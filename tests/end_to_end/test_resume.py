@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +220,13 @@ def test_a_second_job_in_a_run_folder_is_refused_and_the_first_ends_with_its_own
     assert refused.stderr.splitlines()[-1].startswith("apex: checkpoint ") and runs.folder.error().count("\n") == 1
 
 
+def fill(filler: Path, left_mib: float) -> None:
+    """Write the disk of `filler` full, but for `left_mib`. The run writes there too, so the disk may be full before."""
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while (room := int(shutil.disk_usage(filler.parent).free - left_mib * 2**20)) > 0:
+            file.write(bytes(min(room, 1 << 20)))
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport, left_mib", [("mpi", 4), ("zmq", 0.25)])
 def test_a_full_disk_costs_checkpoints_and_a_warning_and_never_the_run(start, small_disk, transport, left_mib):
@@ -226,8 +234,7 @@ def test_a_full_disk_costs_checkpoints_and_a_warning_and_never_the_run(start, sm
     job = runs.begin()
     job.wait_until(lambda: runs.newest() > 0, STARTS_S, "a checkpoint")
     filler = small_disk / "filler"
-    with open(filler, "wb") as file:
-        file.write(bytes(max(0, int(shutil.disk_usage(small_disk).free - left_mib * 2**20))))
+    fill(filler, left_mib)
     told = job.folder / "stderr"
     job.wait_until(lambda: "apex: warning: no checkpoint step-" in told.read_text(), STARTS_S, "a warning")
     assert "No space left on device" in told.read_text()
