@@ -65,7 +65,7 @@ class Change(NamedTuple):
 
 
 class PeerLost(RuntimeError):
-    """A rank is gone without which the run cannot go on."""
+    """A rank was lost that the run needs."""
 
 
 class Waking(NamedTuple):
@@ -177,7 +177,7 @@ class ReplayPort(Port, Protocol):
     """A replay rank receives events and answers sample requests."""
 
     def poll(self, landing: np.ndarray | None) -> IntakeEvent | SampleRequestEvent | PriorityEvent | None:
-        """Return the next event or None. An intake batch is received into ``landing``; None accepts none."""
+        """Return the next event since ``progress``, or None. Intake is received into ``landing``; None takes none."""
 
     def sample_buffer(self) -> np.ndarray | None:
         """Return a free send buffer of one sample message, or None while all are on their way."""

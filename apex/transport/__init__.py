@@ -1,1 +1,1 @@
-"""The wires, the only code that imports mpi4py or zmq, and the endpoints: the ports of ``apex.ports`` over any wire."""
+"""Wires (only they import mpi4py or zmq) and endpoints (the ports of ``apex.ports`` over any wire)."""

@@ -1,4 +1,4 @@
-"""What every endpoint does, over any wire: reports, the learner's requests, the wish to stop, what is refused, and the end of the run.
+"""What every endpoint does over any wire: reports, requests of the learner, refusals, and the end of the run.
 
 The end is exact. A rank whose sends have been taken and whose questions have been answered tells the
 learner that it has finished. Once all have, the learner tells all that the run is done, and only then does
@@ -35,7 +35,7 @@ class Endpoint:
         self.refusals: Refusals = wire.refusals
         self.refusals.owner = topology.name(wire.rank)
         self.stopping = self.finished = False
-        self._finishing = self._told_finished = self._all_done = False
+        self._finishing = self._sent_finished = self._all_done = False
         self._asked_to_stop = False
         self._report_is_free = True
         self._request: Request | None = None
@@ -66,7 +66,9 @@ class Endpoint:
             self._on_sent(sent)
         self._answer()
         for _ in range(MESSAGES_PER_PROGRESS):
-            if not (self._take_control() or self._take_message()):  # by turns, as they may come over one socket
+            if not (
+                self._take_control() or self._take_message()
+            ):  # by turns, as they may come over one socket
                 break
         self._exchange()
         self._step_to_the_end()
@@ -76,7 +78,9 @@ class Endpoint:
         if not self._report_is_free:
             return False
         self._report_is_free = False
-        self.wire.send_control(LEARNER_RANK, {"kind": "report", "values": vector.tolist()}, _REPORT, urgent=False)
+        self.wire.send_control(
+            LEARNER_RANK, {"kind": "report", "values": vector.tolist()}, _REPORT, urgent=False
+        )
         return True
 
     def poll_request(self) -> Request | None:
@@ -85,11 +89,11 @@ class Endpoint:
         return request
 
     def acknowledge(self, ack: Ack) -> None:
-        """Tell the learner that the last request has been fulfilled."""
+        """Tell the learner that the last request is fulfilled."""
         self.wire.send_control(LEARNER_RANK, as_json(ack))
 
     def request_stop(self) -> None:
-        """Ask the learner once, and not while the run ends already: it may be gone."""
+        """Ask the learner once, unless the run ends already: the learner may be gone."""
         if not self._asked_to_stop and not self.stopping:
             self._asked_to_stop = True
             self.wire.send_control(LEARNER_RANK, {"kind": "stop request"})
@@ -99,27 +103,33 @@ class Endpoint:
         self._finishing = True
 
     def waits_for(self) -> str:
-        """Name what is not complete."""
+        """Name the messages that are not complete."""
         sends = [f"{self.topology.name(dest)} to take a {kind}" for dest, kind in self.wire.open_sends()]
         parts = sends + self._open_receives() + self.wire.pending()
-        return "; ".join(parts[:_SHOWN]) or ("the other ranks to finish" if self._told_finished else "messages")
+        return "; ".join(parts[:_SHOWN]) or (
+            "the other ranks to finish" if self._sent_finished else "messages"
+        )
 
     def close(self) -> None:
         """Free what the wire holds; what was sent last still leaves."""
         self.wire.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run in one process goes on from."""
+        """Return the state from which a run in one process resumes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Resume from ``state_dict``."""
 
     # --- what a role's endpoint refines ---
 
     def _peers_of(self, kind: Kind) -> list[int]:
         """Return the ranks from which this one takes a kind of data message."""
-        return [r for r in range(self.topology.size) if r != self.rank and self.topology.role(r)[0] in KINDS[kind].senders]
+        return [
+            r
+            for r in range(self.topology.size)
+            if r != self.rank and self.topology.role(r)[0] in KINDS[kind].senders
+        ]
 
     def _answer(self) -> None:
         """Answer what was received before."""
@@ -129,7 +139,7 @@ class Endpoint:
         return False
 
     def _exchange(self) -> None:
-        """Do what follows from what has arrived."""
+        """Act on what has arrived."""
 
     def _on_sent(self, sent: Sent) -> None:
         if sent.kind == Kind.CONTROL:
@@ -137,21 +147,31 @@ class Endpoint:
 
     def _on_change(self, change: Change) -> None:
         """A rank is lost, or has been replaced."""
-        if change.what == LOST and not self.topology.is_acting(change.rank) and not self._may_leave(change.rank):
-            raise PeerLost(f"{self.topology.name(change.rank)} was lost, without which the run cannot go on: {change.why}")
+        if (
+            change.what == LOST
+            and not self.topology.is_acting(change.rank)
+            and not self._may_leave(change.rank)
+        ):
+            raise PeerLost(f"{self.topology.name(change.rank)} was lost, and the run needs it: {change.why}")
 
     def _open_receives(self) -> list[str]:
-        """Name what this rank has asked for and not been given; it cannot leave before."""
+        """Name the requests of this rank without an answer; it cannot leave before."""
         return [] if self._request is None else ["its own turn to take a request"]
 
     # --- checks ---
 
     def _allowed(self) -> Allowed:
         takes = [kind for kind, spec in KINDS.items() if self.role in spec.receivers]
-        return {(source, kind): KINDS[kind].nbytes(self.limits) for kind in takes for source in self._peers_of(kind)}
+        return {
+            (source, kind): KINDS[kind].nbytes(self.limits)
+            for kind in takes
+            for source in self._peers_of(kind)
+        }
 
     def _reject(self, message: Received, why: str = "not asked for") -> None:
-        message.reject(f"a {message.kind} of {self.topology.name(message.source)} ({message.nbytes} bytes): {why}")
+        message.reject(
+            f"a {message.kind} of {self.topology.name(message.source)} ({message.nbytes} bytes): {why}"
+        )
 
     # --- control messages ---
 
@@ -165,17 +185,23 @@ class Endpoint:
         """Act on a control message, or refuse it."""
         kind = str(message.get("kind"))
         control = CONTROLS.get(kind)
-        is_known = control is not None and self.role in control.receivers and self.topology.role(source)[0] in control.senders
-        has_fields = control is not None and all(type(message.get(name)) is wanted for name, wanted in control.fields.items())
+        is_known = (
+            control is not None
+            and self.role in control.receivers
+            and self.topology.role(source)[0] in control.senders
+        )
+        has_fields = control is not None and all(
+            type(message.get(name)) is wanted for name, wanted in control.fields.items()
+        )
         if not (is_known and has_fields and self._act(source, kind, message)):
             self._refuse_control(source, kind)
 
     def _act(self, source: int, kind: str, message: dict[str, Any]) -> bool:
-        """Act on a control message whose fields are right; return whether it made sense now."""
+        """Act on a control message whose fields are right; return whether it was expected."""
         if kind == "stop":
             self.stopping = True
             self.wire.begin_end()
-        elif kind == "done" and self._told_finished:
+        elif kind == "done" and self._sent_finished:
             self._all_done = True
         elif kind in REQUESTS:
             request = REQUESTS[kind](**{name: message[name] for name in CONTROLS[kind].fields})
@@ -189,24 +215,28 @@ class Endpoint:
         return True
 
     def _refuse_control(self, source: int, kind: str) -> None:
-        self.refuse(f"a control message of {self.topology.name(source)} that is not asked for or malformed ({kind[:40]})")
+        self.refuse(
+            f"a control message of {self.topology.name(source)} that is unexpected or malformed ({kind[:40]})"
+        )
 
     # --- the end ---
 
     def _step_to_the_end(self) -> None:
-        if self._all_done:  # so all that this rank has sent was taken, though it may not know yet: the takers may be gone
+        if (
+            self._all_done
+        ):  # so all that this rank has sent was taken, though it may not know yet: the takers may be gone
             self.finished = not self._open_receives() and not self.wire.pending()
-        elif self.stopping and self._finishing and not self._told_finished and not self._is_open():
-            self._told_finished = True
+        elif self.stopping and self._finishing and not self._sent_finished and not self._is_open():
+            self._sent_finished = True
             self.wire.send_control(LEARNER_RANK, {"kind": "finished"})
 
     def _is_open(self) -> bool:
-        """Whether anything of this rank has not been taken, or not been given to it."""
+        """Whether a send or a request of this rank is still open."""
         return bool(self.wire.open_sends() or self._open_receives() or self.wire.pending())
 
     def _may_leave(self, rank: int) -> bool:
-        """Whether the end of a rank, which a wire tells as a loss, is in order: all leave once they know that the run is done."""
-        return self._all_done or (self._told_finished and rank != LEARNER_RANK)
+        """Whether the loss of a rank is its orderly end: each leaves once it knows that the run is done."""
+        return self._all_done or (self._sent_finished and rank != LEARNER_RANK)
 
 
 def report_length(topology: Topology, rank: int) -> int:
@@ -227,4 +257,3 @@ def acknowledgement(kind: str, message: dict[str, Any]) -> Ack | None:
 
 def _are_int64(*values: object) -> bool:
     return all(type(value) is int and -(2**63) <= value < 2**63 for value in values)
-

@@ -36,9 +36,11 @@ class ActorEndpoint(Endpoint):
         self._completed: list[int] = []
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
-        """Ask, and note where they are to go."""
+        """Request a publish of at least so many learner steps, to be received into ``into`` (uint8)."""
         if self._is_waiting:
-            self._into = into if self._into is None else self._into  # of a request that a resumed run has open
+            self._into = (
+                into if self._into is None else self._into
+            )  # of a request that a resumed run has open
         elif not self.stopping:
             self._is_waiting, self._into = True, into
             if self._relay is not None:
@@ -72,12 +74,16 @@ class ActorEndpoint(Endpoint):
         return done
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run in one process goes on from."""
+        """Return the state from which a run in one process resumes."""
         credits = {"in_flight": list(self._credits.in_flight), "turn": self._credits.turn}
-        return {"waiting": self._is_waiting, "has_weights": self._has_weights, "completed": list(self._completed)} | credits
+        return {
+            "waiting": self._is_waiting,
+            "has_weights": self._has_weights,
+            "completed": list(self._completed),
+        } | credits
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``; an open request for weights is given its buffer by the next :meth:`request_weights`."""
+        """Resume from ``state_dict``; the next :meth:`request_weights` gives an open request its buffer."""
         self._is_waiting, self._has_weights = state["waiting"], state["has_weights"]
         self._completed = list(state["completed"])
         self._credits.in_flight, self._credits.turn = list(state["in_flight"]), state["turn"]
@@ -90,7 +96,7 @@ class ActorEndpoint(Endpoint):
     def _take_message(self) -> bool:
         if self._is_waiting and self._into is None:  # resumed: the role has still to say where they are to go
             return False
-        if not self._is_waiting and self._relay is None:  # nothing can come but what is to be rejected
+        if not self._is_waiting and self._relay is None:  # any message that arrives now is rejected
             now = time.monotonic()
             if now < self._rejects_at:
                 return False
@@ -112,7 +118,7 @@ class ActorEndpoint(Endpoint):
             self._has_arrived(True)
 
     def _take_weights(self, message: Received) -> None:
-        """Receive what was asked for. An empty answer means that the run ends, which this rank may not know yet."""
+        """Receive the requested weights. An empty answer means that the run ends."""
         if not self._is_waiting or self._has_weights or self._arriving is not None or self._into is None:
             self._reject(message)
         elif not message.nbytes:
@@ -126,7 +132,7 @@ class ActorEndpoint(Endpoint):
             self._arriving = message
 
     def _has_arrived(self, weights: bool | None) -> None:
-        """The answer is here, weights or nothing; None: it is not. A request is open until the role has polled."""
+        """Note the answer: True for weights, False for none, None while it has not arrived."""
         self._has_weights = self._has_weights or bool(weights)
         if weights is False:
             self._is_waiting, self._into = False, None
@@ -142,19 +148,28 @@ class ActorEndpoint(Endpoint):
             super()._on_sent(sent)
 
     def _open_receives(self) -> list[str]:
-        own = [f"weights from {self.topology.name(self._weights_from)}"] if self._is_waiting and not self._has_weights else []
+        own = (
+            [f"weights from {self.topology.name(self._weights_from)}"]
+            if self._is_waiting and not self._has_weights
+            else []
+        )
         relayed = ["weights for this host"] if self._relay is not None and self._relay.is_asking else []
         return super()._open_receives() + own + relayed
 
 
 def _relay_of(wire: Wire, topology: Topology) -> tuple[list[int], int]:
-    """Return whom this rank serves with weights, and whom it asks for its own.
+    """Return the ranks that get weights from this one, and the rank that this one asks for its own.
 
-    Of the actors on a host without the learner, the first asks it for all. Where a rank may be lost, none depends on another.
-    (The learner keeps account of what it gives the evaluator.)
+    On a host without the learner, the first actor asks for all. Where a rank may be lost, none depends on
+    another. The evaluator always asks the learner, which counts its requests.
     """
     here = [rank for rank in topology.actor_ranks if rank in wire.neighbours or rank == wire.rank]
-    if topology.role(wire.rank)[0] != ACTOR or LEARNER_RANK in wire.neighbours or len(here) == 1 or wire.survives:
+    if (
+        topology.role(wire.rank)[0] != ACTOR
+        or LEARNER_RANK in wire.neighbours
+        or len(here) == 1
+        or wire.survives
+    ):
         return [], LEARNER_RANK
     return (here[1:], LEARNER_RANK) if here[0] == wire.rank else ([], here[0])
 
@@ -176,7 +191,7 @@ class ReplayEndpoint(Endpoint):
         self._is_handed_out = False
 
     def poll(self, landing: np.ndarray | None) -> IntakeEvent | PriorityEvent | SampleRequestEvent | None:
-        """Return the learner's messages and intake, received straight into ``landing``, by turns where there are both."""
+        """Return the next message of the learner or of an actor; intake goes straight into ``landing``."""
         if self._priorities is not None and self._is_handed_out:
             self._priorities.release()
             self._priorities, self._is_handed_out = None, False
@@ -196,7 +211,7 @@ class ReplayEndpoint(Endpoint):
         return self._take_learners(message)
 
     def sample_buffer(self) -> np.ndarray | None:
-        """Return a buffer whose last batch the learner needs no more; ``send_sample`` is to follow."""
+        """Return a free buffer, to be filled and sent by ``send_sample``; None where there is none."""
         if not self._free:
             return None
         self._filling = self._free.pop()
@@ -214,19 +229,19 @@ class ReplayEndpoint(Endpoint):
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing that has been taken is still to be handed out."""
+        """Whether every message that was received has been returned by :meth:`poll`."""
         return self._intake is None and (self._priorities is None or self._is_handed_out)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run in one process goes on from."""
+        """Return the state from which a run in one process resumes."""
         return {"asked": self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Resume from ``state_dict``."""
         self._asked = state["asked"]
 
     def _arrived(self) -> IntakeEvent | PriorityEvent | None:
-        """Return what was on its way and is here now."""
+        """Return the event of a message that has arrived completely since."""
         if self._intake is not None and (arrived := self._intake.arrived()) is not False:
             intake, self._intake = self._intake, None
             if arrived:
@@ -269,21 +284,21 @@ class ReplayEndpoint(Endpoint):
             super()._on_sent(sent)
 
     def _open_receives(self) -> list[str]:
-        """Name what has been taken but not handed out: its sender may be done with it."""
+        """Name messages that were received and not yet returned: their senders may have finished."""
         return super()._open_receives() + ["its own messages to be handled"] * (not self.quiet)
 
 
 class IntakeCredits:
     """At most ``limit`` batches in flight from one actor to each replay rank, which take turns.
 
-    They do so in rounds, each of which begins a golden section of a round further on. The environments of an actor
-    fill batches in turn as well; were all rounds alike, the two turns would be in step where both numbers have a
-    common divisor, and an environment would always meet the same ranks. Multiples of an irrational number are
-    spread evenly however many are left out between two (Weyl 1916), so each environment meets all ranks alike.
+    Each round begins a golden section of a round later than the last. The environments of an actor fill
+    batches in turn, too. With equal rounds, and a common divisor of both numbers, an environment would send
+    to the same ranks for ever. Multiples of an irrational number are equidistributed (Weyl 1916), whatever
+    part of them is left out, so each environment sends to all ranks alike.
 
-    A rank without a free credit is passed over. With credits pooled over all ranks, one that takes
-    nothing (its rate limiter waits for samples) would end up holding them all, and starve the others
-    of the very batches that the learner waits for. ``in_flight``, by replay index, and ``turn`` are all there is to it.
+    A rank without a free credit is skipped. Credits pooled over all ranks could all end up at a rank that
+    takes nothing because its rate limiter waits for samples, and starve the ranks whose batches the learner
+    waits for. ``in_flight``, by replay index, and ``turn`` are the whole state.
     """
 
     def __init__(self, replay_ranks: int, first: int, limit: int):
@@ -314,5 +329,5 @@ _GOLDEN_SECTION = 0x9E3779B97F4A7C15  # of 2^64
 
 
 def _round_begins_at(number: int, ranks: int) -> int:
-    """Return 0..ranks - 1: by how much a round is shifted."""
+    """Return the shift of a round, 0..ranks - 1."""
     return (number * _GOLDEN_SECTION % 2**64) * ranks >> 64

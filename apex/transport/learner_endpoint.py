@@ -49,12 +49,12 @@ class LearnerEndpoint(Endpoint):
         self._changes: list[Change] = []
 
     def request_sample(self, replay: int) -> None:
-        """Ask, and remember the order."""
+        """Request a sample batch; answers are returned in the order of the requests."""
         self._requests.append(_Request(replay))
         self.wire.send(self.topology.replay_ranks_range[replay], Kind.SAMPLE_REQUEST, _NOTHING)
 
     def poll_sample(self) -> tuple[int, np.ndarray] | None:
-        """Return the oldest request's batch if it has arrived, and give back the one returned before."""
+        """Return ``(replay index, batch)`` of the oldest request once it is here; release the last."""
         self._release_sample()
         if not self._requests or self._requests[0].message is None or not self._requests[0].message.arrived():
             return None
@@ -62,7 +62,7 @@ class LearnerEndpoint(Endpoint):
         return replay, self._given_out.view()
 
     def priority_buffer(self) -> np.ndarray:
-        """Return a buffer that is not on its way."""
+        """Return a free buffer, uint8[limits.priority_nbytes], for :meth:`send_priorities`."""
         if not self._free_priorities:
             self._priorities.append(aligned_bytes(self.limits.priority_nbytes))
             self._free_priorities.append(len(self._priorities) - 1)
@@ -71,23 +71,25 @@ class LearnerEndpoint(Endpoint):
     def send_priorities(self, replay: int) -> None:
         """Send the buffer that was filled."""
         row = self._free_priorities.pop()
-        self.wire.send(self.topology.replay_ranks_range[replay], Kind.PRIORITY, self._priorities[row], row + 1)
+        self.wire.send(
+            self.topology.replay_ranks_range[replay], Kind.PRIORITY, self._priorities[row], row + 1
+        )
 
     def wants_weights(self, learner_steps: int) -> bool:
-        """Whether somebody waits for what could be published now."""
+        """Whether a rank waits for a publish of at most so many learner steps."""
         return any(wanted <= learner_steps for wanted in self._weights.requests.values())
 
     def publish_buffer(self, nbytes: int) -> np.ndarray:
-        """Return a buffer that nobody reads any more."""
+        """Return a free buffer."""
         return self._weights.acquire(nbytes)
 
     def publish(self) -> None:
-        """Make what was filled the newest, and answer whoever waits for it."""
+        """Make the filled buffer the newest publish, and answer the ranks that wait for it."""
         self._weights.commit()
         self._weights.answer(self.stopping)
 
     def request(self, rank: int, request: Request) -> None:
-        """Ask a rank; while the run ends once the rank has taken all else, which this could overtake."""
+        """Send a request; while the run ends, only once the rank has taken all else: it must not overtake."""
         if self.stopping:
             self._last_requests[rank] = request
         else:
@@ -113,18 +115,24 @@ class LearnerEndpoint(Endpoint):
         self.wire.replace(rank, handover | {"replay_ranks": self.topology.replay_ranks})
 
     def awaited(self) -> set[int]:
-        """Return the ranks that the end of the run still waits for: to be through, or to hear that all is done."""
-        return self._unfinished | ({dest for dest, _ in self.wire.open_sends()} if self._told_finished else set())
+        """Return the ranks that the end of the run waits for: to finish, or to receive that all is done."""
+        return self._unfinished | ({dest for dest, _ in self.wire.open_sends()} if self._sent_finished else set())
 
     def kill(self, rank: int) -> bool:
-        """End a process of this host, or have another rank of its host do so; return whether there was a way."""
+        """Kill a rank's process, here or through a rank of its host; return whether there was a way."""
         host, pid, began = self.wire.processes[rank]
-        near = [r for r, (there, *_) in enumerate(self.wire.processes) if there == host and r != rank and r not in self._away]
+        near = [
+            r
+            for r, (there, *_) in enumerate(self.wire.processes)
+            if there == host and r != rank and r not in self._away
+        ]
         if LEARNER_RANK in near:
             return end_process(pid, began)
         if near:  # another each time: the first may hang as well
             self._asked_to_kill += 1
-            self.wire.send_control(near[self._asked_to_kill % len(near)], {"kind": "kill", "pid": pid, "began": began})
+            self.wire.send_control(
+                near[self._asked_to_kill % len(near)], {"kind": "kill", "pid": pid, "began": began}
+            )
         return bool(near)
 
     def stop(self) -> None:
@@ -135,7 +143,7 @@ class LearnerEndpoint(Endpoint):
             self._tell_all({"kind": "stop"})
 
     def poll_request(self) -> None:
-        """Nobody asks the learner for anything."""
+        """The learner receives no requests."""
 
     def send_report(self, vector: np.ndarray) -> bool:
         """The learner's own report needs no message."""
@@ -147,12 +155,14 @@ class LearnerEndpoint(Endpoint):
         self.stop_requested = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run in one process goes on from: arrays and plain values."""
-        requests = [[r.replay, None if r.message is None else r.message.view().copy()] for r in self._requests]
+        """Return the state from which a run in one process resumes: arrays and plain values."""
+        requests = [
+            [r.replay, None if r.message is None else r.message.view().copy()] for r in self._requests
+        ]
         return {"requests": requests, "weights": self._weights.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Resume from ``state_dict``."""
         for replay, array in state["requests"]:
             request = _Request(replay)
             if array is not None:
@@ -181,10 +191,16 @@ class LearnerEndpoint(Endpoint):
             self.wire.send_control(rank, message)
 
     def _take_sample(self, message: Received) -> None:
-        """Take a batch, or a refusal while the run ends, for the oldest request to its sender that has no answer."""
-        asked = (r for r in self._requests if r.message is None and self.topology.replay_ranks_range[r.replay] == message.source)
+        """Assign a batch, or a refusal at the end, to the oldest request to its sender without an answer."""
+        asked = (
+            r
+            for r in self._requests
+            if r.message is None and self.topology.replay_ranks_range[r.replay] == message.source
+        )
         request = next(asked, None)
-        if request is None or not (message.nbytes == self.limits.sample_nbytes or (not message.nbytes and self.stopping)):
+        if request is None or not (
+            message.nbytes == self.limits.sample_nbytes or (not message.nbytes and self.stopping)
+        ):
             self._reject(message)
         else:
             message.view()
@@ -193,13 +209,17 @@ class LearnerEndpoint(Endpoint):
     def _take_request(self, message: Received) -> None:
         wanted = read_request(message)
         if wanted is None:
-            self.refuse(f"a request of {self.topology.name(message.source)} for weights of fewer than 0 learner steps")
+            self.refuse(
+                f"a request of {self.topology.name(message.source)} for weights of fewer than 0 learner steps"
+            )
         elif message.source not in self._away:
             self._weights.requests[message.source] = wanted
 
     def _drop_samples(self) -> None:
         self._release_sample()
-        while self._requests and self._requests[0].message is not None and self._requests[0].message.arrived():
+        while (
+            self._requests and self._requests[0].message is not None and self._requests[0].message.arrived()
+        ):
             self._given_out = self._requests.popleft().message
             self._release_sample()
 
@@ -232,7 +252,7 @@ class LearnerEndpoint(Endpoint):
     def _on_change(self, change: Change) -> None:
         super()._on_change(change)
         if change.what == LOST:
-            if self._told_finished:  # then all were through, and leave
+            if self._sent_finished:  # every rank had finished, and leaves
                 return
             self._away.add(change.rank)
             self._unfinished.discard(change.rank)
@@ -247,15 +267,26 @@ class LearnerEndpoint(Endpoint):
         self._changes.append(change)
 
     def _step_to_the_end(self) -> None:
-        """Once all are through, tell all that the run is done, and leave when they have heard it."""
-        if self._told_finished:
+        """Once all have finished, tell them that the run is done; leave when they have taken that."""
+        if self._sent_finished:
             self.finished = not self.wire.open_sends()
-        elif self.stopping and self._finishing and not (self._unfinished or self._last_requests or self._is_open()):
-            self._told_finished = True
+        elif (
+            self.stopping
+            and self._finishing
+            and not (self._unfinished or self._last_requests or self._is_open())
+        ):
+            self._sent_finished = True
             self._tell_all({"kind": "done"})
             self.finished = not self.wire.open_sends()
 
     def _open_receives(self) -> list[str]:
-        samples = [f"a sample batch from {self.topology.name(self.topology.replay_ranks_range[r.replay])}" for r in self._requests]
-        unfinished = [f"{self.topology.name(rank)} to finish" for rank in sorted(self._unfinished)] if self._finishing else []
+        samples = [
+            f"a sample batch from {self.topology.name(self.topology.replay_ranks_range[r.replay])}"
+            for r in self._requests
+        ]
+        unfinished = (
+            [f"{self.topology.name(rank)} to finish" for rank in sorted(self._unfinished)]
+            if self._finishing
+            else []
+        )
         return samples + unfinished

@@ -1,4 +1,4 @@
-"""All ranks in one process: messages wait in the receiver's inbox until it looks. Deterministic, for tests and debugging."""
+"""The wire within one process: messages wait in the receiver's inbox. Deterministic, for tests."""
 
 from __future__ import annotations
 
@@ -91,14 +91,16 @@ class LocalWire:
         return completed
 
     def receive(self, kinds: Collection[Kind]) -> Received | None:
-        """Return the oldest message; what may be held comes after all else."""
+        """Return the oldest message; held kinds come last."""
         for box in (self._inbox, self._held):
             while box and box[0].kind in kinds:
                 message = box.popleft()
                 least, most = self.allowed.get((message.source, message.kind), (1, 0))
                 if least <= message.nbytes <= most:
                     return message
-                message.reject(f"a message of rank {message.source} (kind {message.kind}, {message.nbytes} bytes)")
+                message.reject(
+                    f"a message of rank {message.source} (kind {message.kind}, {message.nbytes} bytes)"
+                )
         return None
 
     def send_control(self, dest: int, message: dict[str, Any], token: int = 0, urgent: bool = True) -> None:
@@ -116,11 +118,11 @@ class LocalWire:
         return None if message is None else (source, message)
 
     def changes(self) -> list[Change]:
-        """Nobody is lost alone."""
+        """No rank is lost alone."""
         return []
 
     def replace(self, rank: int, handover: dict[str, Any] | None) -> None:
-        """Nobody is replaced."""
+        """No rank is replaced."""
 
     def begin_end(self) -> None:
         """Nothing is being started."""
@@ -129,7 +131,7 @@ class LocalWire:
         """Nothing moves by itself here."""
 
     def waking(self) -> Waking:
-        """Nobody sleeps here."""
+        """No rank sleeps here."""
         return Waking()
 
     def open_sends(self) -> list[tuple[int, Kind]]:
@@ -144,12 +146,17 @@ class LocalWire:
         """Nothing is held."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what lies in this rank's inboxes; control messages are not part of what a run goes on from."""
+        """Return the messages in this rank's inboxes; a resumed run needs no control messages."""
         messages = [*self._inbox, *self._held]
-        return {"messages": [[m.source, int(m.kind), m.token * KINDS[m.kind].is_acknowledged, m.payload.copy()] for m in messages]}
+        return {
+            "messages": [
+                [m.source, int(m.kind), m.token * KINDS[m.kind].is_acknowledged, m.payload.copy()]
+                for m in messages
+            ]
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back; only senders of acknowledged messages still know of theirs."""
+        """Restore the inboxes; only senders of acknowledged messages expect a completion."""
         for source, kind, token, payload in state["messages"]:
             sender = self.world.wires[source]
             entry = LocalMessage(sender, Kind(kind), payload, self.rank, token)

@@ -1,11 +1,11 @@
-"""The wire over MPI: synchronous non-blocking sends, matched receives, and memory that ranks of one host read in place.
+"""The wire over MPI: synchronous non-blocking sends, matched receives, and memory shared within a host.
 
-Every message is sent with Issend, which completes when the receiver has taken it. That makes an unfinished send a
-credit in use (nothing queues up unseen), and keeps each buffer alive until its completion is seen. Between ranks of
-one host bulk messages do not move at all: they are posted in shared memory (see ``shared_memory``).
+Issend completes when the receiver has taken the message. So an unfinished send is a credit in use: nothing
+queues up unseen, and each buffer lives until it is taken. Between ranks of one host bulk messages do not
+move: they are posted in shared memory (see ``shared_memory``).
 
-To look for what is posted costs next to nothing, to ask MPI as much as a small copy. So where both may be there, MPI
-is asked first in only two looks of ``_TURNS``, and for control messages and losses every few milliseconds.
+A look for posted messages costs next to nothing, a call of MPI as much as a small copy. So MPI is asked first
+in two looks of ``_TURNS``, and every few milliseconds for control messages and losses.
 """
 
 from __future__ import annotations
@@ -22,24 +22,49 @@ from apex.processes import own_process
 from apex.refusals import Refusals
 from apex.schema import Limits, aligned_bytes
 from apex.topology import LEARNER_RANK, Topology
-from apex.transport.mpi_comm import CONTROL, HELD, MESSAGES, CommTable, DiscardQueue, MatchedMessage, Membership
+from apex.transport.mpi_comm import (
+    CONTROL,
+    HELD,
+    MESSAGES,
+    CommTable,
+    DiscardQueue,
+    MatchedMessage,
+    Membership,
+)
 from apex.transport.mpi_spawn import Newcomer, Spawner, connect
 from apex.transport.shared_memory import ControlPage, SharedPeer, make_page, neighbours
-from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode, posted_at_a_time
+from apex.transport.wire import (
+    CONTROL_NBYTES,
+    KINDS,
+    Allowed,
+    Kind,
+    Received,
+    Sent,
+    decode,
+    encode,
+    posted_at_a_time,
+)
 
 __all__ = ["MpiWire", "connect", "join_wire", "make_wire"]
 _TURNS = 8
 _KINDS = {int(kind): kind for kind in Kind}
 _LOOKS_EVERY_S = 0.005
-_SMALL_NBYTES = 1024  # below, a message has come with its envelope: to receive it waits for nobody
-_CONTROL, _QUIET, _SPAWN = 1, 2, 3  # tags on CONTROL: a message, one for nobody who waits, and the word to start a process together
+# Tags on CONTROL: a message, one that wakes no rank, and the order to spawn a process together.
+_CONTROL, _QUIET, _SPAWN = 1, 2, 3
 
 
-def make_wire(comm: MPI.Intracomm, topology: Topology, limits: Limits, share: bool = True, command: list[str] | None = None) -> MpiWire:
+def make_wire(
+    comm: MPI.Intracomm,
+    topology: Topology,
+    limits: Limits,
+    share: bool = True,
+    command: list[str] | None = None,
+) -> MpiWire:
     """Return this rank's wire. Collective over ``comm``, which must have ``topology.size`` ranks.
 
-    With ``share``, ranks of one host read bulk messages in place; without, all goes through MPI. With ``command`` the
-    loss of an acting rank is survived, and the command is what starts a process in its place (see ``mpi_spawn``).
+    With ``share``, ranks of one host read bulk messages in place; without, all goes through MPI. With
+    ``command`` the loss of an acting rank is survived, and the command is what starts a process in its place
+    (see ``mpi_spawn``).
     """
     entries = posted_at_a_time(limits)
     page = make_page(comm.size, entries) if share else None
@@ -69,7 +94,7 @@ def _ranks_on_host(comm: MPI.Comm) -> int:
 
 
 class _Matched(Received):
-    """A message of MPI; where it is long it needs its sender's help on its way."""
+    """A message of MPI; a long one moves only while its sender makes progress."""
 
     def __init__(self, wire: MpiWire, matched: MatchedMessage, kind: Kind):
         super().__init__(matched.source, kind, matched.nbytes)
@@ -100,7 +125,7 @@ class _Matched(Received):
         return arrived
 
     def release(self) -> None:
-        """Give the buffer back; what is so short that nobody waits for it may still be on its way."""
+        """Give the buffer back; a short message may still be on its way, for which nobody waits."""
         while self.arrived() is False:
             pass
         if self._buffer is not None:
@@ -144,7 +169,14 @@ class _Posted(Received):
 class MpiWire:
     """The wire of one rank (see :class:`apex.transport.wire.Wire`)."""
 
-    def __init__(self, membership: Membership, page: ControlPage | None, peers: dict[int, SharedPeer], ranks_on_host: int, entries: int):
+    def __init__(
+        self,
+        membership: Membership,
+        page: ControlPage | None,
+        peers: dict[int, SharedPeer],
+        ranks_on_host: int,
+        entries: int,
+    ):
         self.rank, self.size, self.ranks_on_host = membership.rank, membership.size, ranks_on_host
         self.handover, self.survives = membership.handover, membership.survives
         self.comms = CommTable(membership)
@@ -160,7 +192,7 @@ class MpiWire:
         self._completed: list[Sent] = []
         self._changes: list[Change] = []
         self._spawner: Spawner | None = None
-        self._core: list[int] = []  # who starts a process together with this rank, where this is the one that asks for it
+        self._core: list[int] = []  # on the rank that asks for a process: who spawns it with this one
         self._starting, self._ends = -1, False
         self._traffic = self._turn = 0
         self._control_at = self._sweeps_at = 0.0
@@ -174,7 +206,7 @@ class MpiWire:
         return self._page.make_arena(rows * nbytes).reshape(rows, nbytes)
 
     def send(self, dest: int, kind: Kind, message: np.ndarray, token: int = 0) -> None:
-        """Post it where that can be, else send it."""
+        """Post the message in shared memory if possible, else send it."""
         peer = self.neighbours.get(dest) if KINDS[kind].is_bulk else None
         place = self._place(message) if peer is not None else None
         if peer is not None and place is not None:
@@ -183,8 +215,14 @@ class MpiWire:
             self._issend(dest, HELD if KINDS[kind].is_held else MESSAGES, kind, message, kind, token)
 
     def _place(self, message: np.ndarray) -> int | None:
-        """Return where neighbours find a message; one that is empty is anywhere."""
-        return self._page.place(message) if self._page is not None and len(message) else None if len(message) else 0
+        """Return where neighbours find a message: 0 for an empty one, None outside the arenas."""
+        return (
+            self._page.place(message)
+            if self._page is not None and len(message)
+            else None
+            if len(message)
+            else 0
+        )
 
     def send_control(self, dest: int, message: dict, token: int = 0, urgent: bool = True) -> None:
         """Send JSON on a communicator of its own."""
@@ -199,7 +237,7 @@ class MpiWire:
         return completed
 
     def open_sends(self) -> list[tuple[int, Kind]]:
-        """Return what has not been taken, and what is being received only to be dropped: its sender waits for that."""
+        """Return the sends that are not complete, and the messages that are still being discarded."""
         posted = [(peer.rank, Kind(kind)) for peer in self.neighbours.values() for kind, _ in peer.open]
         dropped = [] if self.discards.is_empty else [(self.rank, Kind.CONTROL)]
         return [(dest, kind) for _, dest, kind, _, _ in self._sends] + posted + dropped
@@ -218,7 +256,7 @@ class MpiWire:
 
     def _complete(self, dest: int, kind: int, token: int) -> None:
         if token:
-            self._completed.append(Sent(dest, Kind(kind), token))
+            self._completed.append(Sent(dest, _KINDS[kind], token))
 
     def _reap_sends(self) -> None:
         for peer in self._lenders:
@@ -237,7 +275,7 @@ class MpiWire:
     # --- receiving ---
 
     def receive(self, kinds: Collection[Kind]) -> Received | None:
-        """Return the next message: what is posted first, but for two looks of ``_TURNS``."""
+        """Return the next message: a posted one first, but for two calls of ``_TURNS``."""
         self._turn = (self._turn + 1) % _TURNS
         if self._turn == 0:
             return self._matched(MESSAGES, kinds) or self._posted(kinds) or self._matched(HELD, kinds)
@@ -250,9 +288,9 @@ class MpiWire:
         for _ in range(len(lenders)):
             peer = lenders[0]
             lenders.rotate(-1)
-            if not peer.has_posted():
-                continue
             kind = peer.next_kind()
+            if kind is None:
+                continue
             bounds = self.allowed.get((peer.rank, kind))
             if bounds is None or kind in kinds:
                 return self._peeked(peer, kind, bounds or (1, 0))
@@ -272,7 +310,7 @@ class MpiWire:
         return None
 
     def _matched(self, channel: int, kinds: Collection[Kind]) -> Received | None:
-        """Match a message of a channel, all of whose kinds are asked for together; drop it where it is not allowed."""
+        """Match a message of a channel; discard one that is not allowed."""
         held = Kind.INTAKE in kinds
         if not (held if channel == HELD else len(kinds) > held):
             return None
@@ -286,12 +324,17 @@ class MpiWire:
         return _Matched(self, matched, Kind(matched.tag))
 
     def poll_control(self) -> tuple[int, dict] | None:
-        """Ask MPI every ``_LOOKS_EVERY_S``, and on while there are messages."""
+        """Probe every ``_LOOKS_EVERY_S``, and again while there are messages."""
         now = time.monotonic()
         if now < self._control_at:
             return None
         while (matched := self._probe(CONTROL)) is not None:
-            if matched.tag == _SPAWN and matched.source == LEARNER_RANK and self._spawner is not None and not matched.nbytes:
+            if (
+                matched.tag == _SPAWN
+                and matched.source == LEARNER_RANK
+                and self._spawner is not None
+                and not matched.nbytes
+            ):
                 matched.payload()
                 self._spawner.ask({})  # the learner may be ready for the next when this rank is not yet
                 continue
@@ -311,11 +354,13 @@ class MpiWire:
         return message
 
     def _probe(self, channel: int) -> MatchedMessage | None:
-        """Match a message; its sender may wait for that. What is quiet is for nobody who waits. Of a lost rank nothing counts."""
+        """Match a message and wake its sender, unless it is quiet. Messages of a lost rank are discarded."""
         matched = self.comms.probe(channel)
         if matched is None:
             return None
-        if self.comms.is_gone(matched.source):  # a late report would be ahead of the counts with which a new process begins
+        if self.comms.is_gone(
+            matched.source
+        ):  # a late report would be ahead of the counts with which a new process begins
             self.discards.add(matched)
             return None
         if (channel, matched.tag) != (CONTROL, _QUIET):
@@ -329,7 +374,8 @@ class MpiWire:
         return least <= nbytes <= most
 
     def _drop(self, matched: MatchedMessage) -> None:
-        why = f"a message of rank {matched.source} that is not asked for or malformed (tag {matched.tag}, {matched.nbytes} bytes)"
+        size = f"tag {matched.tag}, {matched.nbytes} bytes"
+        why = f"a message of rank {matched.source} that is unexpected or malformed ({size})"
         self.refusals.add(why)
         self.discards.add(matched)
 
@@ -338,10 +384,10 @@ class MpiWire:
         free = self.free_buffers.get(nbytes)
         return free.pop() if free else aligned_bytes(nbytes)
 
-    # --- what moves, and who is here ---
+    # --- progress and membership ---
 
     def progress(self) -> None:
-        """Notice losses, complete sends, and meet who joins."""
+        """Notice losses, complete sends, and accept processes that join."""
         if self.survives:
             for rank in self.comms.failed():
                 self._lose(rank, "its process has ended")
@@ -355,13 +401,20 @@ class MpiWire:
 
     def changes(self) -> list[Change]:
         """Return losses and replacements."""
+        if not self._changes:
+            return []
         changes, self._changes = self._changes, []
         return changes
 
     def replace(self, rank: int, handover: dict | None) -> None:
-        """Have a process started, as soon as none is being started, that is told ``handover``."""
+        """Queue the start of a process that receives ``handover``."""
         if handover is not None and self._spawner is not None:
-            wire = {"rank": rank, "size": self.size, "entries": self._entries, "ranks_on_host": self.ranks_on_host}
+            wire = {
+                "rank": rank,
+                "size": self.size,
+                "entries": self._entries,
+                "ranks_on_host": self.ranks_on_host,
+            }
             self._spawner.ask(handover | wire)
 
     def survive(self, spawner: Spawner, core: list[int]) -> None:
@@ -369,7 +422,7 @@ class MpiWire:
         self._spawner, self._core = spawner, core if self.rank == LEARNER_RANK else []
 
     def begin_end(self) -> None:
-        """Start nobody any more."""
+        """Start no more processes."""
         self._ends = True
 
     def pending(self) -> list[str]:
@@ -377,7 +430,7 @@ class MpiWire:
         return ["a new process to join"] if self._spawner is not None and self._spawner.busy else []
 
     def waking(self) -> Waking:
-        """Neighbours ring; ranks of other hosts cannot."""
+        """Neighbours ring a bell; ranks of other hosts cannot."""
         bell = None if self._page is None else self._page.bell
         return Waking(bell=bell, traffic=lambda: self._traffic, moving=self._is_moving)
 
@@ -385,17 +438,20 @@ class MpiWire:
         """MPI frees what it holds when it ends."""
 
     def _is_moving(self) -> bool:
-        """Whether a message is on its way that only polls carry on; what ranks of this host are sent is small, or posted."""
+        """Whether a message moves only while this rank polls; within a host messages are small or posted."""
         return bool(self.receiving) or any(entry[1] not in self.neighbours for entry in self._sends)
 
     def _sweep(self) -> None:
-        """Drop what is held for a rank that takes nothing of the kind."""
+        """Discard held messages where this rank takes none of the kind."""
         self.discards.reap()
-        if not any(KINDS[Kind(kind)].is_held for _, kind in self.allowed) and (matched := self._probe(HELD)) is not None:
+        if (
+            not any(KINDS[Kind(kind)].is_held for _, kind in self.allowed)
+            and (matched := self._probe(HELD)) is not None
+        ):
             self._drop(matched)
 
     def _lose(self, rank: int, why: str) -> None:
-        """Go on without a rank: all that it was sent counts as taken."""
+        """Drop a rank: all sends to it count as complete."""
         self.comms.leave(rank)
         peer = self.neighbours.pop(rank, None)
         for kind, token in peer.open if peer is not None else ():
@@ -408,7 +464,7 @@ class MpiWire:
         self._changes.append(Change(rank, LOST, why))
 
     def _spawn(self, spawner: Spawner) -> None:
-        """Meet who has joined, and only then begin what is to be started next."""
+        """Accept the process that has joined, and only then start the next."""
         if self._ends:
             spawner.hurry()
         outcome = spawner.ended()
@@ -417,14 +473,14 @@ class MpiWire:
         elif outcome is not None:
             self._tell(self._starting, LOST if spawner.has_started else NOT_REPLACED, outcome)
         if self.rank == LEARNER_RANK and (self._ends or spawner.broken is not None):
-            for handover in spawner.waiting():
-                self._tell(handover["rank"], NOT_REPLACED, spawner.broken or "the run ends")
-        told = spawner.next()
-        if told is not None:
-            self._starting = told.get("rank", -1)
+            for waiting in spawner.waiting():
+                self._tell(waiting["rank"], NOT_REPLACED, spawner.broken or "the run ends")
+        handover = spawner.next()
+        if handover is not None:
+            self._starting = handover.get("rank", -1)
             for rank in self._core:
                 self._issend(rank, CONTROL, _SPAWN, np.zeros(0, np.uint8), Kind.CONTROL, 0)
-            spawner.begin(told)
+            spawner.begin(handover)
 
     def _greet(self, newcomer: Newcomer) -> None:
         rank = newcomer.rank
@@ -438,6 +494,6 @@ class MpiWire:
         self._changes.append(Change(rank, REPLACED, ""))
 
     def _tell(self, rank: int, what: str, why: str) -> None:
-        """Only the rank that has asked for a process tells that there is none."""
+        """Report the outcome on the rank that asked for the process."""
         if rank >= 0:
             self._changes.append(Change(rank, what, why))

@@ -1,13 +1,12 @@
-"""How ranks over MPI reach each other, also where a new process has taken the place of one that was lost.
+"""How ranks over MPI reach each other, also after a new process has replaced a lost one.
 
-The ranks of the start share one communicator. A process spawned later has its own communicator with the learner and
-the replay ranks, whom alone it has to do with; there they have their usual numbers, and it comes after them. That
-a process is gone is what fault-tolerant MPI (ULFM, Bland et al. 2013) tells: by an error of a call that needs it.
+The ranks of the start share one communicator. A process spawned later has its own communicator with the
+learner and the replay ranks; there they have their usual numbers, and it comes after them. Fault-tolerant MPI
+(ULFM, Bland et al. 2013) reports a lost process as an error of a call that needs it.
 
-What arrives is looked at before it is received: who sent it, what it is, and how long it is. A receive into a buffer
-that is too short is no way to refuse a message: Open MPI 5.0.11 reports MPI_ERR_TRUNCATE, but has by then written the
-whole message, beyond the end of the buffer (over TCP and with copies straight from the sender's memory). So no receive
-is posted before its message is here; every message is matched first (MPI_Improbe), and is received only where it fits.
+Every message is matched first (MPI_Improbe) and received only where its sender, kind and length are right. A
+receive into a short buffer would not refuse a long message: Open MPI 5.0.11 reports MPI_ERR_TRUNCATE, but has
+written the whole message by then, beyond the end of the buffer (over TCP, and with single copies).
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from mpi4py import MPI
 
 T = TypeVar("T")
 MESSAGES, CONTROL, HELD = range(3)
-"""Communicators of their own: control messages are looked for now and then, what is held waits until there is a place for it."""
+"""Each channel has its own communicator: control is probed rarely, a held message waits for a free place."""
 _LOOKS_EVERY_S = 0.02
 _FT_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # set by mpirun
-_PROC_FAILED, _PROC_FAILED_PENDING, _REVOKED = 75, 76, 77  # error classes of Open MPI's, for which mpi4py has no names in every version
+# Error classes of Open MPI that not every version of mpi4py names.
+_PROC_FAILED, _PROC_FAILED_PENDING, _REVOKED = 75, 76, 77
 
 
 class MatchedMessage:
@@ -56,15 +56,15 @@ def probe(comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) 
 
 
 class DiscardQueue:
-    """Receives messages that nobody wants, without waiting, so that their senders are rid of them."""
+    """Receives unwanted messages without waiting, which frees their senders."""
 
     def __init__(self, guarded: Callable):
-        """``guarded(call)`` is what a call of MPI gives, None where a rank is lost that it needs."""
+        """``guarded(call)``: see :meth:`CommTable.guarded`."""
         self._guarded = guarded
         self._going: list[tuple[MPI.Request, np.ndarray]] = []
 
     def add(self, message: MatchedMessage) -> None:
-        """Receive a message only to be rid of it."""
+        """Receive a message only to discard it."""
         buffer = np.empty(message.nbytes, np.uint8)
         self._going.append((message.into(buffer), buffer))
 
@@ -80,17 +80,17 @@ class DiscardQueue:
 
 
 class Membership(NamedTuple):
-    """Where a rank meets the others: communicators of its wire alone."""
+    """The communicators of a rank's wire, its rank, and the size of the world."""
 
     comms: tuple[MPI.Comm, ...]
     rank: int
     size: int
     survives: bool  # an actor that is lost is no error
-    handover: dict | None = None  # of a process that came later: what it was told
+    handover: dict | None = None  # of a process that replaces a lost one
 
     @classmethod
     def of(cls, comm: MPI.Comm, survives: bool) -> Membership:
-        """Return that of a rank of the start. Collective over ``comm``."""
+        """Return the membership of a rank of the start. Collective over ``comm``."""
         return cls(private(comm), comm.rank, comm.size, survives)
 
 
@@ -135,28 +135,32 @@ class CommTable:
         self._gone.add(rank)
 
     def guarded(self, call: Callable[..., T], *args: object) -> T | None:
-        """Return what an MPI call gives, or None where it fails because of a rank that is lost; :meth:`failed` then tells which."""
+        """Return the result of an MPI call, or None where a rank was lost (see :meth:`failed`)."""
         try:
             return call(*args)
         except MPI.Exception as error:
             if self.survives and error.Get_error_class() == _REVOKED:
-                raise RuntimeError("this process has come too late: the run goes on without it") from None
+                raise RuntimeError("this process came too late: the run continues without it") from None
             if not self.survives or error.Get_error_class() not in (_PROC_FAILED, _PROC_FAILED_PENDING):
                 raise
             self._looks_at = 0.0
             return None
 
     def failed(self) -> list[int]:
-        """Return the ranks found lost since the last call; looks every ``_LOOKS_EVERY_S``, or at once after a call has failed."""
+        """Return the ranks lost since the last call; looks every ``_LOOKS_EVERY_S`` or after a failure."""
         if not self.survives or time.monotonic() < self._looks_at:
             return []
         self._looks_at = time.monotonic() + _LOOKS_EVERY_S
-        found = {rank for comm in self._first for rank in self._failed(comm)} - self._gone - self._later.keys()
-        return sorted(found) + [rank for rank, comms in self._later.items() if any([self._failed(comm) for comm in comms])]
+        found = (
+            {rank for comm in self._first for rank in self._failed(comm)} - self._gone - self._later.keys()
+        )
+        return sorted(found) + [
+            rank for rank, comms in self._later.items() if any([self._failed(comm) for comm in comms])
+        ]
 
     @staticmethod
     def _failed(comm: MPI.Comm) -> list[int]:
-        """Return who of a communicator has failed, and let messages of any other be received again."""
+        """Return the failed ranks of a communicator, and let receives from any source work again."""
         failed = comm.Get_failed()
         if failed.size:
             comm.Ack_failed(failed.size)
@@ -174,6 +178,6 @@ def private(comm: MPI.Comm) -> tuple[MPI.Comm, ...]:
 
 
 def can_survive() -> bool:
-    """Whether the library goes on when a rank is lost, Open MPI under ``mpirun --with-ft ulfm``, and lets a thread start another."""
+    """Whether a run survives a lost rank: Open MPI with ``--with-ft ulfm`` and MPI_THREAD_MULTIPLE."""
     goes_on = hasattr(MPI.Comm, "Get_failed") and os.environ.get(_FT_VARIABLE) == "1"
     return goes_on and MPI.Query_thread() == MPI.THREAD_MULTIPLE

@@ -1,8 +1,8 @@
-"""A new process in the place of one that was lost: MPI_Comm_spawn, while all others go on.
+"""A new process in the place of a lost one: MPI_Comm_spawn, while all other ranks continue.
 
-The ranks without which the run cannot go on (the core: learner and replay ranks) spawn it together, over a
-communicator that only they have. Starting takes a second, in which MPI must be waited for; so each does it in a
-thread. The new process imports as little as it can before it has joined: the others wait.
+The core (learner and replay ranks, which the run needs) spawns it together, over a communicator of its own.
+A start takes a second and blocks inside MPI, so each rank of the core waits in a thread. The new process
+imports as little as possible before it has joined: the core waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_AT_END_S = 10.0  # the same, when the run ends
 
 
 class Joining(NamedTuple):
-    """A new process that has been told what it is, and has still to meet the core."""
+    """A new process that knows its rank and has still to meet the core."""
 
     comm: MPI.Comm
     handover: dict
@@ -43,7 +43,7 @@ class Newcomer(NamedTuple):
 
 
 def accept() -> Joining:
-    """In the new process: return what it is told. Raises :class:`ConfigError` where nobody has started it."""
+    """In the new process: return its handover; raises :class:`ConfigError` where it was not spawned."""
     both = MPI.Comm.Get_parent()
     if both == MPI.COMM_NULL:
         raise ConfigError("this program is started by a run, in the place of an actor that it has lost")
@@ -54,7 +54,7 @@ def accept() -> Joining:
 
 
 def connect(joining: Joining) -> tuple[Membership, ControlPage | None, dict[int, SharedPeer]]:
-    """In the new process: return ``(membership, page, peers)`` of its wire; from here on the run goes on without waiting for it."""
+    """In the new process: return ``(membership, page, peers)`` of its wire; nobody waits for it any more."""
     from apex.transport.mpi_comm import Membership, private
     from apex.transport.shared_memory import make_page, neighbours
 
@@ -88,11 +88,11 @@ class Spawner:
         return self.broken is None and (self._thread is not None or bool(self._asked))
 
     def ask(self, handover: dict) -> None:
-        """Have a process started once none is being started; it is told what the learner's ``handover`` says, with its ``rank``."""
+        """Queue the start of a process; it receives the learner's ``handover``, which holds its ``rank``."""
         self._asked.append(handover)
 
     def next(self) -> dict | None:
-        """Return what the next process is told, if there is one to be started now: the last has joined, and was told by :meth:`ended`."""
+        """Return the handover of the next process to start now, None while another is being started."""
         return self._asked.popleft() if self._thread is None and self.broken is None and self._asked else None
 
     def begin(self, handover: dict) -> None:
@@ -109,19 +109,21 @@ class Spawner:
             self._patient_until = min(self._patient_until, time.monotonic() + _PATIENCE_AT_END_S)
 
     def ended(self) -> Newcomer | str | None:
-        """Return who has joined, or why nobody has; None while that is open, for as long as there is time."""
+        """Return the newcomer, or why none has joined; None while that is open and there is time left."""
         if self._thread is None:
             return None
         if self._thread.is_alive():
             if time.monotonic() <= self._patient_until:
                 return None
             self.has_started = False
-            self.broken = self._outcome = f"no process has joined within {_PATIENCE_AT_END_S if self._hurries else PATIENCE_S:g} s"
+            self.broken = self._outcome = (
+                f"no process has joined within {_PATIENCE_AT_END_S if self._hurries else PATIENCE_S:g} s"
+            )
         self._thread = None
         return self._outcome
 
     def waiting(self) -> list[dict]:
-        """Return, and forget, what is still to be started."""
+        """Return, and forget, the handovers in the queue."""
         asked, self._asked = list(self._asked), deque()
         return asked
 
@@ -130,12 +132,12 @@ class Spawner:
             newcomer = self._start()
             if self.broken is None:
                 self._outcome = newcomer
-            elif newcomer.peer is not None:  # too late: nobody will ever hear it
+            elif newcomer.peer is not None:  # too late: no rank will ever receive from it
                 end_process(*newcomer.process[1:])
             else:
                 for comm in newcomer.comms:
                     comm.Revoke()
-        except BaseException as error:  # whatever it is, the run goes on without this process
+        except BaseException as error:  # the run continues without this process, whatever happened
             why = f"{type(error).__name__}: {error}"
             self._outcome = f"its process has ended before it had joined ({why})" if self.has_started else why
 

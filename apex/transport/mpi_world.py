@@ -1,4 +1,4 @@
-"""Starting and ending an MPI world: what happens once, outside the roles' messages."""
+"""The start and the end of an MPI world, outside the roles' messages."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _MPICH = "/dev/shm/mpich_shm_"
 
 
 def world(expected_size: int) -> MPI.Comm:
-    """Return COMM_WORLD; raises :class:`ConfigError` where the MPI library and the launcher differ on its size."""
+    """Return COMM_WORLD; raises :class:`ConfigError` where MPI and the launcher differ on its size."""
     comm = MPI.COMM_WORLD
     if comm.size != expected_size:
         library = MPI.Get_library_version().split(",")[0].strip("\0")
         raise ConfigError(
-            f"this process is told that it is one of {expected_size} ranks, but {library} sees a world of {comm.size}: "
-            "mpirun and the MPI library of mpi4py belong to different MPIs, or the variables of an earlier MPI job are still set"
+            f"the launcher started {expected_size} ranks, but {library} sees a world of {comm.size}: "
+            "mpirun and the MPI library of mpi4py differ, or variables of an earlier MPI job are still set"
         )
     _unname_shared_memory(comm)
     return comm
 
 
 def life() -> int:
-    """Return 0: over MPI the run itself starts a process that takes another's place (see ``apex.transport.mpi_spawn``)."""
+    """Return 0: over MPI a process that replaces a lost one is spawned by the run (see ``mpi_spawn``)."""
     return 0
 
 
 def meet(comm: MPI.Comm, watchdog_s: float, meet_s: float) -> None:
-    """Return once all ranks are there. MPI_Init, which has returned, waits for all; what starts the ranks watches them."""
+    """Return at once: MPI_Init has waited for all ranks, and the launcher watches them."""
     _wait_for_all(comm)
 
 
@@ -51,15 +51,19 @@ def all_begin(comm: MPI.Comm) -> None:
 
 
 def _unname_shared_memory(comm: MPI.Comm) -> None:
-    """Remove the names of MPICH's shared memory once all ranks have opened it, so that ranks which are killed leave nothing.
+    """Unlink MPICH's shared memory once all ranks have opened it, so that killed ranks leave nothing behind.
 
-    Its place and name cannot be chosen, so nobody could tell later whose a file was. The memory itself stays while it is
-    mapped, and MPICH ends well without the name. Collective.
+    Its place and name cannot be chosen, so nobody could tell later whose a file was. The memory itself stays
+    while it is mapped, and MPICH ends well without the name. Collective.
     """
     if "MPICH" not in MPI.Get_library_version():
         return
     _wait_for_all(comm)
-    mapped = {line.split(maxsplit=5)[-1].rstrip("\n") for line in Path("/proc/self/maps").read_text().splitlines() if _MPICH in line}
+    mapped = {
+        line.split(maxsplit=5)[-1].rstrip("\n")
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if _MPICH in line
+    }
     for name in mapped:
         with contextlib.suppress(OSError):  # another rank was first
             os.unlink(name)
@@ -79,7 +83,7 @@ def from_learner(comm: MPI.Comm, make: Callable[[], T]) -> T:
 
 
 def first_from_each_host(comm: MPI.Comm, make: Callable[[list[int]], T | None]) -> T | None:
-    """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank.
+    """Return the first value other than None that ``make(ranks on the host)`` returns on any host.
 
     Collective; only for starting up. ``make`` is called on one rank of each host.
     """
@@ -94,11 +98,13 @@ def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
     if not can_survive():
         needed = "Open MPI 5 under `mpirun --with-ft ulfm`, with MPI_THREAD_MULTIPLE"
-        raise ConfigError(f"run.fault_tolerance = 'actors' over mpi needs {needed}; start it so, or take --transport zmq")
+        raise ConfigError(
+            f"run.fault_tolerance = 'actors' over mpi needs {needed}; start it so, or take --transport zmq"
+        )
 
 
 def leave(tolerant: bool) -> int:
-    """Return the exit status of a rank that has done all. Where ranks may have been lost MPI cannot be ended, so the process ends here."""
+    """Return the exit status of a rank that is done. After a loss MPI cannot be finalised: exit here."""
     if tolerant:
         _flush()
         os._exit(0)
@@ -108,8 +114,8 @@ def leave(tolerant: bool) -> int:
 def abort(tolerant: bool) -> NoReturn:
     """End all ranks at once with status 1; does not return.
 
-    Where losses are survived this rank alone ends, and as if it were killed, since of any other end its launcher would tell
-    nobody. Without a learner or replay rank the others end by themselves.
+    Where losses are survived this rank alone ends, and as if it were killed, since of any other end its
+    launcher would tell nobody. Without a learner or replay rank the others end by themselves.
     """
     _flush()
     if tolerant:
@@ -124,7 +130,7 @@ def _flush() -> None:
 
 
 def facts(comm: MPI.Comm) -> dict:
-    """Return what this rank's library says of itself, and the ranks that it takes to be on this host. Collective."""
+    """Return the MPI library's version and the ranks that it sees on this host. Collective."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     near = sorted(host.allgather(comm.rank))
     host.Free()
@@ -147,5 +153,9 @@ def _cuda_aware() -> bool | None:
 
 def _loaded_libraries() -> list[str]:
     """Return the MPI libraries that this process has loaded."""
-    paths = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines() if "/libmpi" in line}
+    paths = {
+        line.split(maxsplit=5)[-1].strip()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/libmpi" in line
+    }
     return sorted(path for path in paths if Path(path).is_file())

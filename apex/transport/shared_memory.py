@@ -1,12 +1,13 @@
 """Payloads that stay where they are: memory of one host that its ranks read in place, beside MPI.
 
-A rank has a *control page* and up to two *arenas*, anonymous files in memory (memfd) that other ranks of its host map
-through ``/proc``. Large messages are built in an arena; to post one is to write on the control page where it lies and to
-raise a count there. The receiver sees the count, reads the payload in the arena, and raises the count of what it has
-released on its own page. So a message is complete when the payload is no longer needed, exactly as if it had been a
-synchronous message: what bounds messages in flight, and the exact end of a run, hold unchanged.
-No system call and no MPI call is made for a message. Nothing has a name, so nothing can be left behind.
-A page also has a bell, a pipe: who posts to a rank whose page says that it sleeps writes a byte there (see ``bell``).
+A rank has a *control page* and up to two *arenas*, anonymous files in memory (memfd) that other ranks of its
+host map through ``/proc``. Large messages are built in an arena; to post one is to write on the control page
+where it lies and to raise a count there. The receiver sees the count, reads the payload in the arena, and
+raises the count of what it has released on its own page. So a message is complete when the payload is no
+longer needed, exactly as if it had been a synchronous message: what bounds messages in flight, and the exact
+end of a run, hold unchanged. No system call and no MPI call is made for a message. Nothing has a name, so
+nothing can be left behind. A page also has a bell, a pipe: who posts to a rank whose page says that it sleeps
+writes a byte there (see ``bell``).
 
 Pages and arenas are plain memory: that a rank which sees a count sees the entry and the payload too, and that
 what it reads is read before the sender may write there again, is the processor's keeping of the order of
@@ -37,14 +38,16 @@ _NOTHING = np.zeros(0, np.uint8)
 _WORD, _LINE = 8, 8  # bytes of a word, words of a cache line
 _NONCE, _ARENA = 0, 1  # words in front, the latter of file and bytes of each arena; then a row for each rank:
 _ARENAS = 2
-_BELL, _SLEEPS = _ARENA + 2 * _ARENAS, _ARENA + 2 * _ARENAS + 1  # the pipe's writing end; whether its owner waits at the other
-_SENT, _RELEASED, _ENTRIES = 0, 1, _LINE  # counts, then the ring of entries: kind, offset and bytes of each message
+# The pipe's writing end; whether its owner waits at the other.
+_BELL, _SLEEPS = _ARENA + 2 * _ARENAS, _ARENA + 2 * _ARENAS + 1
+# Counts, then the ring of entries: kind, offset and bytes of each message.
+_SENT, _RELEASED, _ENTRIES = 0, 1, _LINE
 _ENTRY = 3  # words
 _PIPE_BYTES = 1 << 16
 
 
 class ControlPage:
-    """Where this rank writes what it posts to and has released of each other rank, ``entries`` at a time."""
+    """What this rank has posted to, and released of, each other rank; ``entries`` at a time."""
 
     def __init__(self, world_size: int, entries: int, nonce: int = 0):
         self.entries = entries
@@ -62,12 +65,12 @@ class ControlPage:
         return _LINE + rank * self._stride
 
     def clear(self, rank: int) -> None:
-        """Begin anew with a rank: another process has its number now."""
+        """Reset the counts of a rank that another process has taken over."""
         row = self.row(rank)
         self.words[row + _SENT] = self.words[row + _RELEASED] = 0
 
     def make_arena(self, nbytes: int) -> np.ndarray:
-        """Return uint8[nbytes] from which payloads can be posted; asked for twice at most. Memory is taken when it is first touched."""
+        """Return uint8[nbytes] to post payloads from; call it twice at most. Untouched pages cost nothing."""
         if len(self._arenas) == _ARENAS:
             raise RuntimeError(f"a rank has {_ARENAS} arenas")
         fd, word = _memory_file(self, nbytes), _ARENA + 2 * len(self._arenas)
@@ -77,7 +80,7 @@ class ControlPage:
         return arena
 
     def place(self, message: np.ndarray) -> int | None:
-        """Return where ``message`` (uint8, contiguous) lies: an offset in the first arena, ~offset in the second, None in neither."""
+        """Return the offset of uint8 ``message`` in the first arena, ~offset in the second, or None."""
         address = _address(message)
         for number, (start, nbytes) in enumerate(self._arenas):
             if 0 <= address - start <= nbytes - len(message):
@@ -88,8 +91,8 @@ class ControlPage:
 class Bell:
     """How ranks of its host wake this one; ``words`` are those of its page.
 
-    The owner says that it sleeps, looks once more for messages, and only then waits: a sender that has not seen
-    the word has put its message where that look finds it.
+    The owner marks that it sleeps, looks once more for messages, and only then waits. So a sender that has
+    not seen the mark has posted its message in time for that look.
     """
 
     def __init__(self, words: memoryview):
@@ -129,7 +132,9 @@ class SharedPeer:
     def post(self, kind: int, place: int, nbytes: int, token: int = 0) -> None:
         """Post ``nbytes`` at ``place`` of an arena (see :meth:`ControlPage.place`)."""
         if len(self.open) >= self._page.entries:
-            raise RuntimeError(f"rank {self.rank} has not released {len(self.open)} messages, and there is room for no more")
+            raise RuntimeError(
+                f"rank {self.rank} has not released {len(self.open)} messages, and there is room for no more"
+            )
         entry = self._my_row + _ENTRIES + _ENTRY * (self._sent % self._page.entries)
         self._mine[entry], self._mine[entry + 1], self._mine[entry + 2] = kind, place, nbytes
         self.open.append((kind, token))
@@ -140,23 +145,21 @@ class SharedPeer:
     def reap(self) -> list[tuple[int, int]]:
         """Return ``(kind, token)`` of what the other rank has released since the last call."""
         left = self._sent - self._theirs[self._their_row + _RELEASED]
-        if left < 0:  # nobody has released more than was sent
+        if left < 0:  # a peer cannot release more than was sent
             return []
         return [self.open.popleft() for _ in range(len(self.open) - left)]
 
-    def has_posted(self) -> bool:
-        """Whether a message of the other rank is here that has not been peeked at."""
-        return self._theirs[self._their_row + _SENT] != self._seen
-
-    def next_kind(self) -> int:
-        """Return the kind of the message that :meth:`peek` returns next, as the other rank tells it."""
+    def next_kind(self) -> int | None:
+        """Return the kind of the next message to :meth:`peek` at, as its sender states it, or None."""
+        if self._theirs[self._their_row + _SENT] == self._seen:
+            return None
         return self._theirs[self._their_row + _ENTRIES + _ENTRY * (self._seen % self._page.entries)]
 
     def peek(self) -> np.ndarray:
-        """Return the payload (uint8, read-only) of the oldest message that has not been peeked at; it is to be released.
+        """Return the payload (uint8, read-only) of the oldest new message; :meth:`release` it afterwards.
 
-        Raises ValueError, OverflowError or OSError where what the other rank has written lies in none of its arenas; that
-        too is to be released.
+        Raises ValueError, OverflowError or OSError where what the other rank has written lies in none of its
+        arenas; that too is to be released.
         """
         sent = self._theirs[self._their_row + _SENT]
         if not (sent - self._seen > 0 and sent - self._released <= self._page.entries):
@@ -194,10 +197,12 @@ class SharedPeer:
 
 
 def identity() -> str:
-    """Return what two ranks have in common when one may open the other's memory: kernel, processes, user; "" if none can."""
+    """Return what two ranks share if one may open the other's memory: kernel, pid namespace, user."""
     if sys.platform != "linux" or platform.machine() not in _KEEP_ORDER:
         return ""
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:  # holds for files in memory too
+    if (
+        resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    ):  # holds for files in memory too
         return ""
     try:
         return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
@@ -205,16 +210,18 @@ def identity() -> str:
         return ""
 
 
-def neighbours(ranks: list[int], rank: int, page: ControlPage | None, allgather: Callable[[Any], list[Any]]) -> dict[int, SharedPeer]:
-    """Return the other ranks of this one's host, by rank. Collective, by ``allgather(object)`` in the order of the ``ranks`` that meet.
+def neighbours(
+    ranks: list[int], rank: int, page: ControlPage | None, allgather: Callable[[Any], list[Any]]
+) -> dict[int, SharedPeer]:
+    """Return the other ranks of this host that share memory, by rank. Collective, through ``allgather``.
 
-    ``page`` is this rank's own, None where it has none. Whether they can open each other's memory is tried, not
-    guessed: each reads a random number from the page of every other of its host, and where one of a host cannot,
-    none there shares.
+    ``page`` is this rank's own, None where it has none. Whether they can open each other's memory is tried,
+    not guessed: each reads a random number from the page of every other of its host, and where one of a host
+    cannot, none there shares.
     """
     mine = identity() if page is not None else ""
-    told = allgather((mine, *((0, None) if page is None else (page.nonce, page.address))))
-    here = {other: theirs for other, (name, *theirs) in zip(ranks, told) if name and name == mine}
+    gathered = allgather((mine, *((0, None) if page is None else (page.nonce, page.address))))
+    here = {other: theirs for other, (name, *theirs) in zip(ranks, gathered) if name and name == mine}
     peers: dict[int, SharedPeer] = {}
     for other, (number, address) in here.items():
         peer = None if page is None else _reached(page, rank, other, number, address)
@@ -227,15 +234,17 @@ def neighbours(ranks: list[int], rank: int, page: ControlPage | None, allgather:
 
 
 def make_page(world_size: int, entries: int) -> ControlPage | None:
-    """Return a page, or None where ranks cannot lend each other anything."""
+    """Return a page, or None where ranks cannot share memory."""
     try:
         return ControlPage(world_size, entries, int.from_bytes(os.urandom(7))) if identity() else None
     except OSError:  # not allowed here
         return None
 
 
-def _reached(page: ControlPage, me: int, rank: int, nonce: int, address: tuple[int, int, int]) -> SharedPeer | None:
-    """Return the peer at ``address`` if it can be opened and is the one that was told of."""
+def _reached(
+    page: ControlPage, me: int, rank: int, nonce: int, address: tuple[int, int, int]
+) -> SharedPeer | None:
+    """Return the peer at ``address`` if it can be opened and has the expected nonce."""
     try:
         peer = SharedPeer(page, me, rank, address)
     except (OSError, ValueError):
@@ -262,7 +271,7 @@ def _open(pid: int, fd: int, nbytes: int) -> memoryview:
 
 
 def _open_bell(owner: object, pid: int, fd: int) -> int:
-    """Return the writing end of another process's pipe, closed when ``owner`` is no more. Raises OSError where it is no pipe."""
+    """Return the writing end of another process's pipe, closed with ``owner``; OSError for another file."""
     writes = os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     weakref.finalize(owner, os.close, writes)
     if not stat.S_ISFIFO(os.fstat(writes).st_mode):

@@ -1,4 +1,4 @@
-"""Who is answered with which publish: the learner's, and on a host without the learner those of its first actor."""
+"""Which rank gets which publish: from the learner, or from the first actor of a host without the learner."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def read_request(message: Received) -> int | None:
 
 
 class WeightServer:
-    """Publishes in memory that neighbours read in place, and who is to be answered with the newest.
+    """Holds publishes in memory that neighbours read in place, and the requests for them.
 
-    A receiver that sleeps holds one publish, never more; so with ``rows`` for all receivers there is always a free one.
+    A receiver that sleeps holds one publish, never more; so with ``rows`` for all receivers there is always a
+    free one.
     """
 
     def __init__(self, wire: Wire, rows: int):
@@ -48,7 +49,7 @@ class WeightServer:
         return -1 if self._newest == _NONE else weight_header(self._rows[self._newest])[1]
 
     def acquire(self, nbytes: int) -> np.ndarray:
-        """Return a buffer that nobody reads, to be filled and then committed."""
+        """Return a free buffer; fill it, then commit."""
         if not self._rows:
             self._rows = list(self._wire.allocate(self._num_rows, align(nbytes))[:, :nbytes])
             self._readers = [0] * self._num_rows
@@ -65,7 +66,7 @@ class WeightServer:
         self._newest = self._filling
 
     def answer(self, is_ending: bool) -> None:
-        """Answer whoever asked for what is now published; while the run ends, answer all with nothing."""
+        """Answer the requests for what is published now; while the run ends, answer all with nothing."""
         if not self.requests:
             return
         steps = self.steps
@@ -78,12 +79,12 @@ class WeightServer:
         self._readers[token - 1] -= 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run in one process goes on from."""
+        """Return the state from which a run in one process resumes."""
         newest = None if self._newest == _NONE else self._rows[self._newest].copy()
         return {"newest": newest, "requests": {str(rank): wanted for rank, wanted in self.requests.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Resume from ``state_dict``."""
         if state["newest"] is not None:
             self.acquire(len(state["newest"]))[:] = state["newest"]
             self.commit()
@@ -98,11 +99,11 @@ class WeightServer:
 
 
 class Relay(WeightServer):
-    """One copy of a publish for a whole host: its first actor asks the learner for all of them, and lends what it gets.
+    """One copy of a publish for a whole host: its first actor requests it from the learner and forwards it.
 
-    It keeps one request open there, for the fewest learner steps that any of them waits for. So the learner sends a
-    publish to a host at most once, however many actors there are. The price: while that actor sleeps, no other of
-    its host gets weights.
+    It keeps one request open there, for the fewest learner steps that any of them waits for. So the learner
+    sends a publish to a host at most once, however many actors there are. The price: while that actor sleeps,
+    no other of its host gets weights.
     """
 
     def __init__(self, wire: Wire, served: list[int]):
@@ -137,7 +138,7 @@ class Relay(WeightServer):
         return True
 
     def progress(self, is_ending: bool) -> bool | None:
-        """Answer who can be answered, and ask for who cannot; return what became of this rank's own request."""
+        """Answer requests, and ask for a newer publish where one is wanted; return this rank's own answer."""
         if self._arriving is not None and self._arriving.arrived():
             self._arriving, self.is_asking = None, False
             self.commit()

@@ -35,8 +35,16 @@ class Kind(IntEnum):
     INTAKE, SAMPLE_REQUEST, SAMPLE, PRIORITY, WEIGHT_REQUEST, WEIGHTS, CONTROL = range(1, 8)
 
     def __str__(self) -> str:
-        return {Kind.INTAKE: "intake batch", Kind.SAMPLE: "sample batch", Kind.PRIORITY: "priority message",
-                Kind.WEIGHTS: "publish", Kind.CONTROL: "control message"}.get(self, self.name.lower().replace("_", " "))  # fmt: skip
+        return _SPOKEN[self]
+
+
+_SPOKEN = {kind: kind.name.lower().replace("_", " ") for kind in Kind} | {
+    Kind.INTAKE: "intake batch",
+    Kind.SAMPLE: "sample batch",
+    Kind.PRIORITY: "priority message",
+    Kind.WEIGHTS: "publish",
+    Kind.CONTROL: "control message",
+}
 
 
 class Spec(NamedTuple):
@@ -53,7 +61,7 @@ class Spec(NamedTuple):
     is_bulk: bool = False
     """Large: a wire that shares memory with the receiver lets it read the payload in place."""
     is_acknowledged: bool = False
-    """Every wire tells the sender when the receiver has taken it; of other kinds, when its buffer is free again."""
+    """Every wire reports when the receiver has taken it; for other kinds, when the buffer is free again."""
     is_held: bool = False
     """The receiver may leave it where it is, for as long as it likes, and receive other kinds meanwhile."""
 
@@ -65,14 +73,16 @@ KINDS: dict[Kind, Spec] = {
         is_bulk=True, is_acknowledged=True, is_held=True,
     ),
     Kind.SAMPLE_REQUEST: Spec(
-        (LEARNER,), (REPLAY,), lambda limits: (0, 0), "learner.prefetch, over all replay ranks", "ends the run",
+        (LEARNER,), (REPLAY,), lambda limits: (0, 0),
+        "learner.prefetch, over all replay ranks", "ends the run",
     ),
     Kind.SAMPLE: Spec(
         (REPLAY,), (LEARNER,), lambda limits: (0, limits.sample_nbytes),
         "one for each request; empty: none, as the run ends", "ends the run", is_bulk=True,
     ),
     Kind.PRIORITY: Spec(
-        (LEARNER,), (REPLAY,), lambda limits: (limits.priority_nbytes, limits.priority_nbytes), "one for each sample batch", "ends the run",
+        (LEARNER,), (REPLAY,), lambda limits: (limits.priority_nbytes, limits.priority_nbytes),
+        "one for each sample batch", "ends the run",
     ),
     Kind.WEIGHT_REQUEST: Spec(
         (ACTOR, EVALUATOR), (LEARNER, ACTOR), lambda limits: (_WEIGHT_REQUEST_NBYTES, _WEIGHT_REQUEST_NBYTES),
@@ -83,7 +93,7 @@ KINDS: dict[Kind, Spec] = {
         "one for each request; empty: none, as the run ends", "its buffer is free again", is_bulk=True,
     ),
 }  # fmt: skip
-"""Every kind of data message. From an actor to an actor of its host: the per-host copy of a publish (see ``endpoints.Relay``)."""
+"""Every kind of data message. An actor sends weights to actors of its host only (see ``weights.Relay``)."""
 
 
 def posted_at_a_time(limits: Limits) -> int:
@@ -92,7 +102,7 @@ def posted_at_a_time(limits: Limits) -> int:
 
 
 class Control(NamedTuple):
-    """One line of the table of control messages: who sends it to whom, the type of each of its fields, and what bounds it."""
+    """One line of the table of control messages: senders, receivers, types of fields, and what bounds it."""
 
     senders: tuple[str, ...]
     receivers: tuple[str, ...]
@@ -103,14 +113,25 @@ class Control(NamedTuple):
 _ACTING = (EVALUATOR, ACTOR)
 _MEMBERS = (REPLAY, *_ACTING)
 CONTROLS: dict[str, Control] = {
-    "report": Control(_MEMBERS, (LEARNER,), {"values": list}, "one in flight: the next waits until it has been taken"),
-    "checkpoint": Control(
-        (LEARNER,), _MEMBERS, {"number": int, "learner_steps": int, "base": int}, "one request, until it is acknowledged"
+    "report": Control(
+        _MEMBERS, (LEARNER,), {"values": list}, "one in flight: the next waits until it has been taken"
     ),
-    "checkpoint written": Control(_MEMBERS, (LEARNER,), {"number": int, "error": int, "state": dict}, "one for each request"),
-    "epsilon": Control((LEARNER,), (ACTOR,), {"position": int, "total": int}, "one request, until it is acknowledged"),
+    "checkpoint": Control(
+        (LEARNER,),
+        _MEMBERS,
+        {"number": int, "learner_steps": int, "base": int},
+        "one request, until it is acknowledged",
+    ),
+    "checkpoint written": Control(
+        _MEMBERS, (LEARNER,), {"number": int, "error": int, "state": dict}, "one for each request"
+    ),
+    "epsilon": Control(
+        (LEARNER,), (ACTOR,), {"position": int, "total": int}, "one request, until it is acknowledged"
+    ),
     "epsilon taken": Control((ACTOR,), (LEARNER,), {}, "one for each request"),
-    "no more intake": Control((LEARNER,), (REPLAY,), {}, "one for each rank, after all else that it was sent"),
+    "no more intake": Control(
+        (LEARNER,), (REPLAY,), {}, "one for each rank, after all else that it was sent"
+    ),
     "stop request": Control(_MEMBERS, (LEARNER,), {}, "one for each rank"),
     "stop": Control((LEARNER,), _MEMBERS, {}, "one for each rank"),
     "finished": Control(_MEMBERS, (LEARNER,), {}, "one for each rank, once it waits for nothing any more"),
@@ -135,7 +156,7 @@ def decode(text: np.ndarray) -> dict[str, Any] | None:
 
 
 class Sent(NamedTuple):
-    """A message that was sent with ``token`` has been taken (an acknowledged kind), or its buffer is free again."""
+    """The receiver has taken the message with ``token`` (acknowledged kinds), or its buffer is free again."""
 
     dest: int
     kind: Kind
@@ -143,7 +164,7 @@ class Sent(NamedTuple):
 
 
 class Received(ABC):
-    """A message that has been matched: its payload is then copied by :meth:`into`, read in place after :meth:`view`, or rejected.
+    """A matched message: copy it by :meth:`into`, read it in place after :meth:`view`, or :meth:`reject` it.
 
     What arrives over a network may need time: the payload is here once :meth:`arrived` returns true.
     """
@@ -155,7 +176,7 @@ class Received(ABC):
 
     @abstractmethod
     def into(self, buffer: np.ndarray) -> None:
-        """Receive the payload into the front of ``buffer``, uint8 with room for ``nbytes``; nothing is held afterwards."""
+        """Receive the payload into the front of uint8 ``buffer``, which has room for it, and release it."""
 
     @abstractmethod
     def view(self) -> np.ndarray:
@@ -167,7 +188,7 @@ class Received(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give the memory of :meth:`view` back. Messages of one rank are released in the order in which they were received."""
+        """Give the memory of :meth:`view` back. Messages of one rank are released in order of receipt."""
 
     @abstractmethod
     def reject(self, why: str) -> None:
@@ -201,7 +222,7 @@ Allowed = Mapping[tuple[int, int], tuple[int, int]]
 
 
 class Wire(Protocol):
-    """Carries messages between the ranks of a world; no call waits. All sends are to ranks that were met at the start or have joined."""
+    """Carries messages between ranks that have met; no call waits."""
 
     rank: int
     size: int
@@ -212,17 +233,17 @@ class Wire(Protocol):
     processes: list[Any]
     """Of each rank: its host, process id, and when the process began."""
     survives: bool
-    """Whether the loss of a rank without which the run can go on is survived."""
+    """Whether the run survives the loss of a rank that it does not need."""
     handover: dict[str, Any] | None
-    """What this process was told when it took a lost one's place (:meth:`replace`); None for one of the start."""
+    """The learner's handover to a process that replaces a lost one; None for a process of the start."""
     refusals: Refusals
     allowed: Allowed
 
     def allocate(self, rows: int, nbytes: int) -> np.ndarray:
-        """Return uint8[rows, nbytes], zeroed, that neighbours read in place. Asked for twice at most; untouched rows take no memory."""
+        """Return uint8[rows, nbytes], zeroed, that neighbours read in place; call it twice at most."""
 
     def send(self, dest: int, kind: Kind, message: np.ndarray, token: int = 0) -> None:
-        """Send uint8 ``message``, which stays unchanged until :meth:`completed` returns ``token``; 0: until nobody can tell."""
+        """Send uint8 ``message``; leave it unchanged until :meth:`completed` returns ``token``."""
 
     def completed(self) -> list[Sent]:
         """Return the sends with a token that have been completed since the last call."""
@@ -230,20 +251,21 @@ class Wire(Protocol):
     def receive(self, kinds: Collection[Kind]) -> Received | None:
         """Return the next message of one of these kinds: allowed, and in turn where several ranks send.
 
-        All kinds that are not held (see :class:`Spec`) are asked for together.
+        All kinds that are not held (see :class:`Spec`) are asked for together. A wire may answer from what it
+        has read in :meth:`progress`.
         """
 
     def send_control(self, dest: int, message: dict[str, Any], token: int = 0, urgent: bool = True) -> None:
-        """Send what JSON can hold, to be acknowledged where there is a token. One that is not ``urgent`` does not wake a sleeping rank."""
+        """Send JSON, acknowledged where there is a token; a message that is not ``urgent`` wakes nobody."""
 
     def poll_control(self) -> tuple[int, dict[str, Any]] | None:
         """Return ``(source, message)`` of the next control message."""
 
     def changes(self) -> list[Change]:
-        """Return which ranks were lost or replaced since the last call. What was on its way to a lost rank counts as completed."""
+        """Return the ranks lost or replaced since the last call. Sends to a lost rank count as completed."""
 
     def replace(self, rank: int, handover: dict[str, Any] | None) -> None:
-        """Have a new process take the place of a lost rank, and tell it ``handover``; None: there is none to come."""
+        """Start a process in the place of a lost rank and give it ``handover``; None: start none."""
 
     def begin_end(self) -> None:
         """The run ends: no new process is started, and none is waited for for long."""
@@ -255,7 +277,7 @@ class Wire(Protocol):
         """Return how messages wake this rank."""
 
     def open_sends(self) -> list[tuple[int, Kind]]:
-        """Return ``(rank, kind)`` of what a rank has not taken yet, as far as this wire is told."""
+        """Return ``(rank, kind)`` of each send that is not complete, as far as this wire knows."""
 
     def pending(self) -> list[str]:
         """Name what this rank must stay for beside its messages."""

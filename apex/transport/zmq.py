@@ -1,13 +1,12 @@
 """The wire over ZeroMQ: the same messages and the same limits in flight as over MPI.
 
-The learner binds a ROUTER for all other ranks, each replay rank one for the actors; they connect a DEALER each (see
-``zmq_link``). A message is read as soon as its rank looks, one at a time on each socket: where that one is of a kind
-that nobody asks for now, as intake for which there is no place, the socket waits. What is acknowledged (see ``wire``)
-is answered once it is taken; samples and weights are only sent when asked for, so nothing piles up in front of a rank
-that is slow, asleep or stopped.
+The learner binds a ROUTER for all other ranks, each replay rank one for the actors; they connect a DEALER
+each (see ``zmq_link``). A wire reads one message at a time from each socket. While that message is of a kind
+that the role does not ask for, such as intake without a free place, the socket waits. The wire acknowledges
+the kinds that the table of ``wire`` marks. Samples and weights answer requests, so nothing piles up in front
+of a rank that is slow, asleep or stopped.
 
-Messages between two ranks keep their order, whatever they are, so who is told that a rank has finished has all of its
-messages.
+Messages between two ranks keep their order across kinds, so "finished" is the last message of a rank.
 """
 
 from __future__ import annotations
@@ -25,10 +24,12 @@ from apex.processes import own_process
 from apex.schema import Limits, aligned_bytes
 from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode
-from apex.transport.zmq_link import Hub, Link, Message, wait
+from apex.transport.zmq_link import Hub, Link, Message, aligned, wait_on
 from apex.transport.zmq_world import World
 
 _HELLO, _WELCOME, _TAKEN = 101, 102, 103  # kinds of the wire's own
+_KINDS = {int(kind): kind for kind in Kind}
+_NOTHING = np.zeros(0, np.uint8)
 _LOOKS_FOR_CUTS_EVERY_S = 0.25
 _CONTROL = frozenset([Kind.CONTROL])
 
@@ -36,8 +37,8 @@ _CONTROL = frozenset([Kind.CONTROL])
 def make_wire(world: World, topology: Topology, limits: Limits, command: list[str] | None = None) -> ZmqWire:
     """Return this rank's wire. Collective over ``world``, which must have ``topology.size`` ranks.
 
-    With ``command``, of which only that it is there matters, the loss of an acting rank is survived: ``launch.run.spawn``
-    starts a process in its place.
+    With ``command``, of which only that it is there matters, the loss of an acting rank is survived:
+    ``launch.run.spawn`` starts a process in its place.
     """
     role = topology.role(world.rank)[0]
     may_lose = range(topology.evaluator_rank, topology.size) if command is not None else ()
@@ -47,7 +48,7 @@ def make_wire(world: World, topology: Topology, limits: Limits, command: list[st
 
 
 def connect(joining: World) -> World:
-    """Return what :func:`join_wire` needs of a process that takes the place of a rank that was lost."""
+    """Return what :func:`join_wire` needs in a process that replaces a lost one."""
     return joining
 
 
@@ -64,8 +65,10 @@ def _called(topology: Topology, rank: int) -> list[int]:
 class _Framed(Received):
     """A message whose payload is here."""
 
+    __slots__ = ("_number", "_payload", "_wire")
+
     def __init__(self, wire: ZmqWire, message: Message, payload: np.ndarray):
-        super().__init__(message.rank, Kind(message.kind), len(payload))
+        self.source, self.kind, self.nbytes = message.rank, _KINDS[message.kind], len(payload)
         self._wire, self._number, self._payload = wire, message.arg, payload
 
     def into(self, buffer: np.ndarray) -> None:
@@ -74,7 +77,8 @@ class _Framed(Received):
         self.release()
 
     def view(self) -> np.ndarray:
-        """Return the frame's memory."""
+        """Return the frame's memory, or a copy where that is not aligned."""
+        self._payload = aligned(self._payload)
         return self._payload
 
     def release(self) -> None:
@@ -92,7 +96,14 @@ class ZmqWire:
 
     neighbours: Collection[int] = ()
 
-    def __init__(self, world: World, callers: list[int], largest: int | None, called: list[int], may_lose: frozenset[int]):
+    def __init__(
+        self,
+        world: World,
+        callers: list[int],
+        largest: int | None,
+        called: list[int],
+        may_lose: frozenset[int],
+    ):
         self.rank, self.size, self.handover = world.rank, world.size, world.handover
         self.survives, self._may_lose, self._world = bool(may_lose), may_lose, world
         self.refusals = world.refusals
@@ -101,12 +112,14 @@ class ZmqWire:
         self._endpoints, self.processes, self.ranks_on_host = self._meet_all()
         self._links = {rank: world.link(self._endpoints[rank], rank) for rank in called}
         self._boxes: list[Hub | Link] = [*self._links.values(), *([self._hub] if self._hub else [])]
+        self._to_learner = self._links.get(LEARNER_RANK)
         self._heads: dict[Hub | Link, tuple[Message, np.ndarray]] = {}
-        self._empty: set[Hub | Link] = set()  # found without a message in this turn
-        self._turn = 0
+        self._full: list[Hub | Link] = []  # may have a message in this turn; the next to be asked first
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[tuple[int, int], Sent] = {}
-        self._leaving: list[tuple[zmq.MessageTracker, Sent]] = []  # (what tells when its buffer is free, the message)
+        self._leaving: list[
+            tuple[zmq.MessageTracker, Sent]
+        ] = []  # (what tells when its buffer is free, the message)
         self._completed: list[Sent] = []
         self._changes: list[Change] = []
         self._joining: set[int] = set()  # ranks whose new process has still to greet
@@ -144,6 +157,8 @@ class ZmqWire:
 
     def completed(self) -> list[Sent]:
         """Return the sends that have been acknowledged, or whose buffers are free."""
+        if not self._completed:
+            return []
         completed, self._completed = self._completed, []
         return completed
 
@@ -151,7 +166,9 @@ class ZmqWire:
         """Return what has not been acknowledged."""
         return [(sent.dest, sent.kind) for sent in self._unacknowledged.values()]
 
-    def _send(self, dest: int, kind: int, number: int, payload: np.ndarray | None = None, track: bool = False) -> zmq.MessageTracker | None:
+    def _send(
+        self, dest: int, kind: int, number: int, payload: np.ndarray | None = None, track: bool = False
+    ) -> zmq.MessageTracker | None:
         link = self._links.get(dest)
         if link is not None:
             return link.send(kind, number, payload, track)
@@ -183,15 +200,15 @@ class ZmqWire:
         return None
 
     def _next(self, kinds: Collection[Kind]) -> tuple[Message, np.ndarray] | None:
-        """Return the oldest message of a socket. One that was empty is asked again with the next turn, or once all are."""
-        if len(self._empty) == len(self._boxes):
-            self._empty.clear()
-        for _ in range(len(self._boxes)):
-            box = self._boxes[self._turn % len(self._boxes)]
-            self._turn += 1
-            head = None if box in self._empty else self._head(box)
-            if head is not None and head[0].kind in kinds:
+        """Return the oldest message of a socket, in turn; ask an empty one again after :meth:`progress`."""
+        for box in tuple(self._full):
+            head = self._head(box)
+            if head is None:
+                self._full.remove(box)
+            elif head[0].kind in kinds:
                 del self._heads[box]
+                self._full.remove(box)
+                self._full.append(box)
                 return head
         return None
 
@@ -201,7 +218,6 @@ class ZmqWire:
         while head is None:
             message = box.receive()
             if message is None:
-                self._empty.add(box)
                 return None
             if message.kind > Kind.CONTROL:
                 self._take_own(box, message)
@@ -215,40 +231,48 @@ class ZmqWire:
         least, most = self.allowed.get((message.rank, message.kind), (1, 0))
         if message.kind == Kind.CONTROL:
             least, most = 1, CONTROL_NBYTES
-        payload = box.payload() if message.has_payload else np.zeros(0, np.uint8)
+        payload = box.payload() if message.has_payload else _NOTHING
         if payload is not None and not least <= len(payload) <= most:
             self.refusals.add(f"a message of rank {message.rank} (kind {message.kind}, {len(payload)} bytes)")
             return None
         return None if payload is None else (message, payload)
 
     def _take_own(self, box: Hub | Link, message: Message) -> None:
-        """Take what ZeroMQ ranks say to each other that no role hears of."""
+        """Act on a message between wires, which no role sees."""
         rank, is_plain = message.rank, not message.has_payload
         if message.kind == _TAKEN and is_plain and (rank, message.arg) in self._unacknowledged:
             self._completed.append(self._unacknowledged.pop((rank, message.arg)))
-        elif message.kind == _HELLO and is_plain and rank in (self._joining if self.rank == LEARNER_RANK else self._may_lose):
+        elif (
+            message.kind == _HELLO
+            and is_plain
+            and rank in (self._joining if self.rank == LEARNER_RANK else self._may_lose)
+        ):
             self._welcome(rank)
         else:
             box.refuse()
 
-    # --- what moves, and who is here ---
+    # --- progress and membership ---
 
     def progress(self) -> None:
-        """Read what is for the wire itself; notice broken connections and who wants to join."""
-        self._look_for_cuts()
-        broken = [rank for rank, link in self._links.items() if rank == LEARNER_RANK and link.is_lost()]
-        self._empty.clear()
-        for box in self._boxes:
-            self._head(box)
+        """Read messages between wires; notice broken connections and processes that want to join."""
+        if self._hub is not None:
+            self._look_for_cuts()
+        is_cut = self._to_learner is not None and self._to_learner.is_lost()
+        self._full = [box for box in self._boxes if self._head(box) is not None]
+        if len(self._full) > 1:
+            self._boxes.append(self._boxes.pop(0))  # the next turn begins with another
         if self._leaving:
             self._completed += [sent for tracker, sent in self._leaving if tracker.done]
             self._leaving = [entry for entry in self._leaving if not entry[0].done]
-        self._changes += [Change(rank, LOST, "the connection has broken") for rank in broken if self._links[rank] not in self._heads]
+        if is_cut and self._to_learner not in self._full:  # what came before is still to be received
+            self._changes.append(Change(LEARNER_RANK, LOST, "the connection has broken"))
         if self.survives and self.rank == LEARNER_RANK:
-            self._hear_joiners()
+            self._accept_joiners()
 
     def changes(self) -> list[Change]:
         """Return losses and replacements."""
+        if not self._changes:
+            return []
         changes, self._changes = self._changes, []
         return changes
 
@@ -270,7 +294,7 @@ class ZmqWire:
 
     def waking(self) -> Waking:
         """Every message ends a wait."""
-        return Waking(wait=lambda seconds: wait(self._boxes, seconds))
+        return Waking(wait=wait_on(self._boxes))
 
     def close(self) -> None:
         """Close the sockets; what was sent last still leaves."""
@@ -280,11 +304,11 @@ class ZmqWire:
     def _look_for_cuts(self) -> None:
         """Count connections that were cut, now and then."""
         now = time.monotonic()
-        if self._hub is not None and now >= self._looks_for_cuts_at and not self._ends:
+        if now >= self._looks_for_cuts_at and not self._ends and self._hub is not None:
             self._looks_for_cuts_at = now + _LOOKS_FOR_CUTS_EVERY_S
             self._hub.count_cuts()
 
-    def _hear_joiners(self) -> None:
+    def _accept_joiners(self) -> None:
         while (joiner := self._world.joiner()) is not None:
             rank, process = joiner
             if rank not in self._may_lose:
@@ -306,7 +330,7 @@ class ZmqWire:
     # --- meeting ---
 
     def _meet_all(self) -> tuple[list[str], list[list], int]:
-        """Return all ranks' endpoints and processes, and how many ranks are on this host. Collective, but for a process that joins."""
+        """Return all endpoints, all processes, and how many ranks this host has. Collective at the start."""
         if self.handover is not None:
             return self.handover["endpoints"], [], self.handover["ranks_on_host"]
         endpoints = self._world.allgather(self._hub and self._hub.endpoint)
@@ -314,7 +338,7 @@ class ZmqWire:
         return endpoints, processes, [host for host, *_ in processes].count(socket.gethostname())
 
     def _greet_all(self, callers: list[int]) -> None:
-        """Greet whom this rank connects to; return when all have met, so that no message can come too early for its receiver."""
+        """Greet the ranks that this one connects to, and wait for them: no message arrives too early."""
         for link in self._links.values():
             link.send(_HELLO)
         missing: set[int | None] = set(callers)

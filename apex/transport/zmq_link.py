@@ -1,12 +1,12 @@
-"""Frames on ZeroMQ sockets: a header, then at most one payload, to and from peers that are known by name.
+"""Frames on ZeroMQ sockets: a header, then at most one payload, between peers that are known by name.
 
-The rank that binds has a ROUTER (:class:`Hub`), the ranks that connect a DEALER each (:class:`Link`).
-A peer's name is the job's secret token, its rank and its life (0, or how many processes had that rank before),
-so whatever a stranger sends is recognised before anything of it is looked at, and so is what a process has sent
-whose place another has taken. What strangers send is refused, counted, and told once. Over TCP all of it is encrypted.
+The rank that binds has a ROUTER (:class:`Hub`), the ranks that connect a DEALER each (:class:`Link`). A
+peer's name is the job's secret token, its rank and its life (how many processes had that rank before). So a
+socket recognises strangers, and processes that were replaced, before it looks at their messages. It refuses
+and counts what strangers send. Over TCP everything is encrypted.
 
-Nothing that is sent is ever dropped: what is on its way is bounded by the ports, which count credits. Of a peer
-that counts none, ``_MOST_UNREAD`` messages are taken in at most before they are read; the rest waits on its side.
+No message is ever dropped on the way: the ports count credits, which bound what is in flight. A peer without
+credits can have ``_MOST_UNREAD`` messages here unread; the rest waits on its side.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -30,16 +30,16 @@ from apex.schema import aligned_bytes
 
 _HEADER = struct.Struct("<4sIq")  # what this is, kind, argument
 _MAGIC = b"Apex"
-_get = Socket.get  # what it wraps costs more than the call itself
-_EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
+_get, _send = Socket.get, Socket.send  # what wraps them costs more than the calls themselves
+_EVENTS, _RCVMORE, _POLLIN, _SNDMORE = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN), int(zmq.SNDMORE)
 _NAME = struct.Struct("<cII")  # then the token
-LINGER_MS = 3000  # for what is sent last; a reader that is gone does not keep a rank longer
+LINGER_MS = 3000  # for the last messages; a reader that is gone holds a rank no longer
 _NO_COPY_NBYTES = 1 << 16  # below, copying costs less than telling when a buffer is free
 _REFUSALS_PER_RECEIVE = 64
 _MOST_UNREAD = 64  # from one peer, whose credits are far fewer
 _ALIGNED = 8  # bytes; the widest element of any field
 LARGEST_CONTROL_NBYTES = 1 << 20
-_ENCRYPTION_NBYTES = 64  # CURVE adds 33 to a frame, and ZeroMQ ends the connection over which a larger one comes
+_ENCRYPTION_NBYTES = 64  # CURVE adds 33 to a frame; ZeroMQ cuts the connection of a larger one
 
 
 class Message(NamedTuple):
@@ -78,20 +78,15 @@ class _Mailbox:
         return None
 
     def payload(self) -> np.ndarray | None:
-        """Return the payload, uint8, where it arrived if it is aligned there; None where it is refused."""
+        """Return the payload, uint8, where it arrived (see :func:`aligned`); None where it is refused."""
         frame = self.socket.recv(copy=False)
-        if not self._is_last():
+        if self._more():
             self.refuse()
             return None
-        message = np.frombuffer(frame.buffer, np.uint8)
-        if not len(message) or message.ctypes.data % _ALIGNED == 0:
-            return message
-        copy = aligned_bytes(len(message))
-        copy[:] = message
-        return copy
+        return np.frombuffer(frame.buffer, np.uint8)
 
     def refuse(self) -> None:
-        """Drop what is left of the message, and count it."""
+        """Drop the rest of the message, and count it."""
         self._drop()
         self.refusals.add("a message from outside this run")
 
@@ -115,18 +110,17 @@ class _Mailbox:
     def _more(self) -> bool:
         return bool(_get(self.socket, _RCVMORE))
 
-    def _is_last(self) -> bool:
-        return not self._more()
-
-    def _send(self, kind: int, arg: int, payload: np.ndarray | None, track: bool) -> zmq.MessageTracker | None:
-        """Send header and payload; return what tells when the payload's buffer is free again, if asked to ``track``."""
-        self.socket.send(_HEADER.pack(_MAGIC, kind, arg), 0 if payload is None else zmq.SNDMORE)
+    def _send(
+        self, kind: int, arg: int, payload: np.ndarray | None, track: bool
+    ) -> zmq.MessageTracker | None:
+        """Send header and payload; with ``track``, return what tells when the payload's buffer is free."""
+        _send(self.socket, _HEADER.pack(_MAGIC, kind, arg), 0 if payload is None else _SNDMORE)
         if payload is None:
             return None
         if len(payload) < _NO_COPY_NBYTES:
-            self.socket.send(payload.data, copy=True)
+            _send(self.socket, payload.data)
             return None
-        tracker = self.socket.send(payload.data, copy=False, track=track)
+        tracker = _send(self.socket, payload.data, copy=False, track=track)
         return tracker if track else None
 
 
@@ -134,40 +128,48 @@ class Hub(_Mailbox):
     """Where peers connect to: binds, and knows them by name."""
 
     def __init__(
-        self, context: zmq.Context, endpoint: str, token: bytes, peers: Iterable[int], refusals: Refusals, largest_nbytes: int | None
+        self,
+        context: zmq.Context,
+        endpoint: str,
+        token: bytes,
+        peers: Iterable[int],
+        refusals: Refusals,
+        largest_nbytes: int | None,
     ):
         super().__init__(context.socket(zmq.ROUTER), refusals, endpoint, token)
         self._token, self._life_of = token, dict.fromkeys(peers, 0)
-        self.may_lose: frozenset[int] = frozenset()  # ranks to which nothing is sent, and that is no error, when they are gone
-        self.socket.router_mandatory = True  # to lose a message without a word would be worse than to fail
-        largest = None if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
-        # One that is a little too long is refused by itself; of a larger one nothing is taken in, and its connection is cut.
-        self.socket.maxmsgsize = -1 if largest is None else largest + LARGEST_CONTROL_NBYTES + _ENCRYPTION_NBYTES
+        self.may_lose: frozenset[int] = frozenset()  # to send to one of them once it is gone is no error
+        self.socket.router_mandatory = True  # a message lost in silence would be worse than a failure
+        # A message a little too long is refused alone; ZeroMQ reads nothing of a larger one, and cuts it off.
+        largest = 0 if largest_nbytes is None else max(largest_nbytes, LARGEST_CONTROL_NBYTES)
+        self.socket.maxmsgsize = largest + LARGEST_CONTROL_NBYTES + _ENCRYPTION_NBYTES if largest else -1
         self._broken = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.bind(endpoint)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def count_cuts(self) -> None:
-        """Count the connections that have ended since the last call, which none of a rank's does before the end of the run."""
+        """Count the connections that ended since the last call; ranks end theirs at the end of the run."""
         while has_input(self._broken):
             self._broken.recv_multipart()
-            if not self.may_lose:  # else whoever sent it has mostly been lost
-                self.refusals.add("a message that is too large, or whoever sent it has gone")
+            if not self.may_lose:  # else the sender was most likely lost
+                self.refusals.add("a message that is too large, or its sender has gone")
 
     def close(self) -> None:
         """Close, and stop watching."""
         self.socket.disable_monitor()
         super().close()
 
-    def send(self, rank: int, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False) -> zmq.MessageTracker | None:
+    def send(
+        self, rank: int, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False
+    ) -> zmq.MessageTracker | None:
         """Send to a peer (see ``_Mailbox._send``)."""
         try:
-            self.socket.send(self.name_of(rank), zmq.SNDMORE)
+            _send(self.socket, self.name_of(rank), _SNDMORE)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             if rank not in self.may_lose:
-                raise PeerLost(f"rank {rank} was lost, without which the run cannot go on") from None
+                raise PeerLost(f"rank {rank} was lost, and the run needs it") from None
             return None
         return self._send(kind, arg, payload, track)
 
@@ -188,16 +190,27 @@ class Hub(_Mailbox):
 class Link(_Mailbox):
     """The way to a peer that binds."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, token: bytes, rank: int, peer: int, refusals: Refusals, life: int = 0):
+    def __init__(
+        self,
+        context: zmq.Context,
+        endpoint: str,
+        token: bytes,
+        rank: int,
+        peer: int,
+        refusals: Refusals,
+        life: int = 0,
+    ):
         super().__init__(context.socket(zmq.DEALER), refusals, endpoint, token)
         self._peer = peer
         self.socket.routing_id = name(token, rank, life)
         self.socket.reconnect_ivl = 10  # ms; the peer may bind a little later
-        self._watch = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if endpoint.startswith("tcp:") else None
+        self._watch = (
+            self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if endpoint.startswith("tcp:") else None
+        )
         self.socket.connect(endpoint)
 
     def is_lost(self) -> bool:
-        """Whether a connection to another host, where nobody else would notice, has broken; what came before is still to be received."""
+        """Whether the connection to another host has broken; what arrived before can still be received."""
         return self._watch is not None and has_input(self._watch)
 
     def close(self) -> None:
@@ -206,12 +219,23 @@ class Link(_Mailbox):
             self.socket.disable_monitor()
         super().close()
 
-    def send(self, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False) -> zmq.MessageTracker | None:
+    def send(
+        self, kind: int, arg: int = 0, payload: np.ndarray | None = None, track: bool = False
+    ) -> zmq.MessageTracker | None:
         """Send (see ``_Mailbox._send``)."""
         return self._send(kind, arg, payload, track)
 
     def _header(self) -> Message | None:
         return self._parse(self._peer)
+
+
+def aligned(message: np.ndarray) -> np.ndarray:
+    """Return uint8 ``message`` so that every field of it is aligned: itself where it is, else a copy."""
+    if not len(message) or message.ctypes.data % _ALIGNED == 0:
+        return message
+    copy = aligned_bytes(len(message))
+    copy[:] = message
+    return copy
 
 
 def has_input(socket: zmq.Socket) -> bool:
@@ -220,7 +244,7 @@ def has_input(socket: zmq.Socket) -> bool:
 
 
 def name(token: bytes, rank: int, life: int = 0) -> bytes:
-    """Return how a rank calls itself: something that ZeroMQ never makes up (those names begin with a zero byte)."""
+    """Return the name of a rank's socket. ZeroMQ makes up names too, but those begin with a zero byte."""
     return _NAME.pack(b"r", rank, life) + token
 
 
@@ -233,17 +257,19 @@ def _read_name(called: bytes, token: bytes) -> tuple[int | None, int]:
 
 
 def over_tcp(endpoint: str) -> bool:
-    """Whether other hosts, or other users of this one, can connect there or take the place of who binds there."""
+    """Whether other hosts, or other users of this one, can connect there or bind in its place."""
     return urlsplit(endpoint).scheme == "tcp"
 
 
 def encrypt(socket: zmq.Socket, token: bytes) -> None:
-    """Have a ROUTER or DEALER use CURVE (RFC 26) with the one key pair of the job, made from the token that only its ranks know.
+    """Encrypt a ROUTER or DEALER by CURVE (RFC 26), with the job's key pair, derived from its secret token.
 
     Who does not know the token neither gets a connection nor can read what others send.
     """
     if not zmq.has("curve"):
-        raise ConfigError("this ZeroMQ has no CURVE, without which nothing is sent over TCP; install the pyzmq wheel")
+        raise ConfigError(
+            "this ZeroMQ has no CURVE, without which nothing is sent over TCP; install the pyzmq wheel"
+        )
     secret = z85.encode(hashlib.sha256(b"apex-mpi key of a job" + token).digest())
     public = zmq.curve_public(secret)
     socket.curve_secretkey, socket.curve_publickey = secret, public
@@ -253,6 +279,11 @@ def encrypt(socket: zmq.Socket, token: bytes) -> None:
         socket.curve_serverkey = public
 
 
-def wait(boxes: list[Hub | Link], seconds: float) -> None:
-    """Sleep until one of the boxes has a message, at most this long, to the millisecond."""
-    zmq.zmq_poll([(box.socket, zmq.POLLIN) for box in boxes], max(1, round(1e3 * seconds)))
+def wait_on(boxes: Iterable[Hub | Link]) -> Callable[[float], None]:
+    """Return ``wait(seconds)``: sleep until a box has a message, at most so long, to the millisecond."""
+    inputs = [(box.socket, zmq.POLLIN) for box in boxes]
+
+    def wait(seconds: float) -> None:
+        zmq.zmq_poll(inputs, max(1, round(1e3 * seconds)))
+
+    return wait

@@ -1,8 +1,8 @@
-"""Starting and ending a world over ZeroMQ: what happens once, outside the roles' messages.
+"""The start and the end of a world over ZeroMQ, outside the roles' messages.
 
-``launch.run.spawn`` tells every rank where the learner's rank is to be found (``APEX_ENDPOINT``: a folder of
-the host, ``ipc:///path``, or ``tcp://host:port``) and what the ranks of this job call themselves
-(``APEX_TOKEN``). The learner's rank binds there, and all others meet at it. Values travel as JSON.
+``launch.run.spawn`` gives every rank the learner's address (``APEX_ENDPOINT``: a folder of the host,
+``ipc:///path``, or ``tcp://host:port``) and the job's secret (``APEX_TOKEN``). The learner binds there, and
+all others connect to it. Values travel as JSON.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ RANK_VARIABLE, SIZE_VARIABLE, LIFE_VARIABLE = "APEX_RANK", "APEX_SIZE", "APEX_LI
 MAY_LOSE_VARIABLE = "APEX_MAY_LOSE"  # set where ranks that are lost are started again
 FIRST_VARIABLE = "APEX_FIRST"  # the first of the ranks that were started together
 _VALUE, _JOIN, _HERE, _UNMET = 1, 2, 3, 4  # kinds of message
-_TELLS_S = 1.0  # least time between two words of the learner that another rank has come
-_LOOKS_S, _STOOD_STILL_S = 0.1, 5.0  # between two looks: as asked, and where this process stood still meanwhile
+_NAMES_EVERY_S = 1.0  # least time between two words of the learner that another rank has come
+_LOOKS_S, _STOOD_STILL_S = 0.1, 5.0  # between two looks: as asked, and after this process was stopped
 _LATER_S = 5.0  # ranks that stay silent give up later than the one that reports
 _ANSWERS_S = 60.0  # a learner that is there at all
 
 
 def world(expected_size: int) -> World:
-    """Return the world that the environment describes; raises :class:`ConfigError` where it describes none."""
+    """Return the world that the environment describes, or raise :class:`ConfigError`."""
     rank, size = int(os.environ[RANK_VARIABLE]), int(os.environ[SIZE_VARIABLE])
     assert size == expected_size, "the launcher and the ranks read the same variable"
     endpoint = os.environ.get(ENDPOINT_VARIABLE, "")
@@ -55,7 +55,9 @@ def world(expected_size: int) -> World:
         _meeting_point(endpoint)
         return World(rank, size, endpoint, read_token(os.environ.get(TOKEN_VARIABLE, "")), life())
     except (ValueError, zmq.ZMQError) as error:
-        raise ConfigError(f"{ENDPOINT_VARIABLE}={endpoint}: no place to meet for the ranks of a job: {error}") from None
+        raise ConfigError(
+            f"{ENDPOINT_VARIABLE}={endpoint}: no place to meet for the ranks of a job: {error}"
+        ) from None
 
 
 def life() -> int:
@@ -69,16 +71,16 @@ class _Patience:
     def __init__(self, watchdog_s: float, limit_s: float = math.inf):
         self._watchdog_s, self._limit_s = watchdog_s, limit_s
         self._since = self._looked = time.monotonic()
-        self._told = False
+        self._warned = False
 
     def has_ended(self, waits: Callable[[], str]) -> bool:
-        """Whether the wait has lasted too long; ``waits()`` says who waits for whom."""
+        """Whether the wait has lasted too long; ``waits()`` names who waits for whom."""
         now = time.monotonic()
         if now - self._looked > _STOOD_STILL_S:
             self._since += now - self._looked
         self._looked, waited_s = now, now - self._since
-        if waited_s > self._watchdog_s and not self._told:
-            self._told = True
+        if waited_s > self._watchdog_s and not self._warned:
+            self._warned = True
             warn(f"apex: {self._watchdog_s:g} s without another rank: {waits()}")
         return waited_s > self._limit_s
 
@@ -87,18 +89,22 @@ class World:
     """The ranks of a job. Calls that are collective are made by all ranks, in the same order."""
 
     handover: dict | None = None
-    """What the learner told this process, where it takes a lost one's place."""
+    """The learner's handover, where this process replaces a lost one."""
 
     def __init__(self, rank: int, size: int, endpoint: str, token: bytes, life: int = 0):
         self.rank, self.size, self.token, self.life = rank, size, token, life
         self._watchdog_s = math.inf  # before they have met
         self.context = zmq.Context()
-        atexit.register(self.context.destroy, LINGER_MS)  # Python itself would not wait for what was sent last
+        atexit.register(
+            self.context.destroy, LINGER_MS
+        )  # Python itself would not wait for what was sent last
         self.endpoint, self._numbers = endpoint, itertools.count()
         meeting, self.refusals = _meeting_point(endpoint), Refusals(f"rank {rank}")
         self._box: Hub | Link
         if rank == LEARNER_RANK:
-            self._box = Hub(self.context, meeting, token, range(1, size), self.refusals, LARGEST_CONTROL_NBYTES)
+            self._box = Hub(
+                self.context, meeting, token, range(1, size), self.refusals, LARGEST_CONTROL_NBYTES
+            )
         else:
             self._box = Link(self.context, meeting, token, rank, LEARNER_RANK, self.refusals, life)
 
@@ -113,8 +119,9 @@ class World:
     def meet(self, watchdog_s: float, meet_s: float) -> None:
         """Return once all ranks are there. Collective; the first of all.
 
-        After ``watchdog_s`` without another rank one line says who is missing, and where it is expected. Raises
-        :class:`PeerLost` after ``meet_s`` without one, on the rank that is to tell; the others end here, with status 1.
+        After ``watchdog_s`` without another rank, one line names the missing ranks and their meeting point.
+        Raises :class:`PeerLost` after ``meet_s`` without one, on the rank that is to tell; the others end
+        here, with status 1.
         """
         self._watchdog_s = watchdog_s
         if self.rank == LEARNER_RANK:
@@ -124,24 +131,30 @@ class World:
 
     def _gather_the_ranks(self, meet_s: float) -> None:
         here: set[int] = set()
-        patience, told_at = _Patience(self._watchdog_s, meet_s), -math.inf
+        patience, named_at = _Patience(self._watchdog_s, meet_s), -math.inf
         while len(here) < self.size - 1:
-            message = self._waited_for(patience, lambda: f"the learner (rank 0) waits for {self._missing(here)}")
+            message = self._waited_for(
+                patience, lambda: f"the learner (rank 0) waits for {self._missing(here)}"
+            )
             if message is None:
                 self._give_up(here)
-                raise PeerLost(f"the ranks have not met: {self._missing(here)} did not come within {meet_s:g} s (run.meet_s)")
+                raise PeerLost(
+                    f"ranks are missing: {self._missing(here)} did not come within {meet_s:g} s (run.meet_s)"
+                )
             here.add(message[0])
             patience = _Patience(self._watchdog_s, meet_s)
-            tells_all = time.monotonic() - told_at > _TELLS_S
-            told_at = time.monotonic() if tells_all else told_at
-            self._tell(here if tells_all else {message[0]}, _HERE)
+            names_all = time.monotonic() - named_at > _NAMES_EVERY_S
+            named_at = time.monotonic() if names_all else named_at
+            self._tell(here if names_all else {message[0]}, _HERE)
         self._tell(here, _VALUE, _encoded(None))
 
     def _missing(self, here: set[int]) -> str:
         missing = names_of(set(range(1, self.size)) - here, self.size)
         return f"{missing}, expected at {_meeting_point(self.endpoint)}"
 
-    def _tell(self, ranks: Iterable[int], kind: int, payload: np.ndarray | None = None, may_lose: bool = False) -> None:
+    def _tell(
+        self, ranks: Iterable[int], kind: int, payload: np.ndarray | None = None, may_lose: bool = False
+    ) -> None:
         """On the learner: tell some ranks, of which some may have ended."""
         assert isinstance(self._box, Hub), "the learner tells, and all others ask"
         if may_lose:
@@ -160,18 +173,23 @@ class World:
 
     def _meet_the_learner(self, meet_s: float) -> None:
         speaks = self.rank == max(1, int(os.environ.get(FIRST_VARIABLE, self.rank)))
-        limit_s, heard, place = meet_s if speaks else meet_s + _LATER_S, False, _meeting_point(self.endpoint)
+        limit_s = meet_s if speaks else meet_s + _LATER_S
+        has_met, place = False, _meeting_point(self.endpoint)
         self._ask(_VALUE, None)
         while True:
-            patience = _Patience(math.inf if heard or not speaks else self._watchdog_s, limit_s)
-            message = self._waited_for(patience, lambda: f"rank {self.rank} waits for the learner, expected at {place}")
+            patience = _Patience(math.inf if has_met or not speaks else self._watchdog_s, limit_s)
+            message = self._waited_for(
+                patience, lambda: f"rank {self.rank} waits for the learner, expected at {place}"
+            )
             if message is None and speaks:
-                raise PeerLost(f"the learner (rank 0) did not come to {place} within {meet_s:g} s (run.meet_s)")
+                raise PeerLost(
+                    f"the learner (rank 0) did not come to {place} within {meet_s:g} s (run.meet_s)"
+                )
             if message is None or message[1] == _UNMET:
                 raise SystemExit(1)
             if message[1] == _VALUE:
                 return
-            heard, limit_s = True, meet_s + _LATER_S
+            has_met, limit_s = True, meet_s + _LATER_S
 
     def _waited_for(self, patience: _Patience, waits: Callable[[], str]) -> tuple[int, int, object] | None:
         """Return ``(rank, kind, value)`` of the next message, or None where the patience has ended."""
@@ -186,13 +204,17 @@ class World:
         if self.rank != LEARNER_RANK:
             self._ask(_VALUE, value)
             patience = _Patience(self._watchdog_s if self.rank == 1 else math.inf)
-            while not _has_length(gathered := self._value(patience, "ranks wait for the learner (rank 0)")[1], self.size):
+            while not _has_length(
+                gathered := self._value(patience, "ranks wait for the learner (rank 0)")[1], self.size
+            ):
                 self._box.refuse()
             return list(gathered)
         values = {LEARNER_RANK: value}
         while len(values) < self.size:
             missing = names_of(set(range(self.size)) - set(values), self.size)
-            rank, peer_value = self._value(_Patience(self._watchdog_s), f"the learner (rank 0) waits for {missing}, which start")
+            rank, peer_value = self._value(
+                _Patience(self._watchdog_s), f"the learner (rank 0) waits for {missing}, which start"
+            )
             values.setdefault(rank, peer_value)  # no rank sends its next value before it has all of these
         in_order = [values[rank] for rank in range(self.size)]
         self._tell(range(1, self.size), _VALUE, _encoded(in_order))
@@ -205,7 +227,7 @@ class World:
                 return message[0], message[2]
 
     def join(self) -> dict | None:
-        """Take the place of the process that had this rank; return what the learner tells, None where the run ends already."""
+        """Join in the place of a lost process; return the learner's handover, None where the run ends."""
         self._ask(_JOIN, [sockets.gethostname(), *own_process()])
         while self._box.socket.poll(round(1e3 * _ANSWERS_S)):
             message = self._box.receive()
@@ -216,7 +238,7 @@ class World:
         return None
 
     def joiner(self) -> tuple[int, list] | None:
-        """On the learner, once the run has begun: return a rank that wants to join, and its process, or None."""
+        """On the learner, during the run: return a rank that wants to join and its process, or None."""
         message = self._box.receive()
         value = _REFUSED if message is None else _read(self._box, message, _JOIN)
         if message is None or value is _REFUSED:
@@ -303,7 +325,9 @@ def _decoded(table: dict[str, Any]) -> object:
     if set(table) == {"EnvSpec"}:
         fields = table["EnvSpec"]
         spec = EnvSpec(**fields | {"frame_shape": tuple(fields["frame_shape"])})
-        if np.dtype(spec.frame_dtype).hasobject or any(type(n) is not int for n in (*spec.frame_shape, spec.stack, spec.num_actions)):
+        if np.dtype(spec.frame_dtype).hasobject or any(
+            type(n) is not int for n in (*spec.frame_shape, spec.stack, spec.num_actions)
+        ):
             raise ValueError("not the shape of an environment")
         return spec
     return table
@@ -323,7 +347,7 @@ def meet(world: World, watchdog_s: float, meet_s: float) -> None:
 
 
 def all_begin(world: World) -> None:
-    """Return once all ranks have called this. Collective; after ``watchdog_s`` the learner tells who has not."""
+    """Wait for all ranks. Collective; after ``watchdog_s`` the learner names the missing ones."""
     world.allgather(None)
 
 
@@ -333,7 +357,7 @@ def from_learner(world: World, make: Callable[[], Any]) -> Any:
 
 
 def first_from_each_host(world: World, make: Callable[[list[int]], Any]) -> Any:
-    """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank.
+    """Return the first value other than None that ``make(ranks on the host)`` returns on any host.
 
     Collective; only for starting up. ``make`` is called on one rank of each host.
     """
@@ -356,7 +380,7 @@ def leave(tolerant: bool) -> int:
 
 
 def abort(tolerant: bool) -> NoReturn:
-    """End this rank at once with status 1, upon which ``launch.run.spawn`` ends all others, or starts it anew; does not return."""
+    """End this rank with status 1, without return; ``launch.run.spawn`` ends all others, or replaces it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -154,7 +154,7 @@ def test_the_loss_of_learner_or_replay_ends_the_job_with_a_checkpoint_from_which
     run.figure(f"s from the loss of learner or replay to the end of the job, {run.transport}", time.monotonic() - run.since)
     # Over ZeroMQ the launcher tells, or whoever wanted to send to it before.
     who = name if run.transport == "mpi" else f"rank {rank}"
-    check_failed(run, ended, f"apex: {who} was lost, without which the run cannot go on", f"apex: {who} was ended by SIGKILL")
+    check_failed(run, ended, f"apex: {who} was lost, and the run needs it", f"apex: {who} was ended by SIGKILL")
     assert "Traceback" not in ended.stderr
     steps = checkpoint.steps_of(checkpoint.complete(run.folder.checkpoints)[0])
     if rank == LEARNER:

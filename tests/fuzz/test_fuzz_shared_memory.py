@@ -49,7 +49,7 @@ def test_an_entry_of_any_numbers_is_within_the_arena_or_refused_and_the_next_mes
         else:
             assert message is REFUSED
         receiver.release()
-        assert sender.reap() == [(KIND, 9)] and not receiver.has_posted()
+        assert sender.reap() == [(KIND, 9)] and receiver.next_kind() is None
         tried()
     assert INPUTS / 20 < taken < INPUTS / 2
     sender.post(KIND, 10, 5)
@@ -65,12 +65,12 @@ def test_counts_of_any_numbers_cost_one_message_at_most(tried):
     for _ in range(2000):
         likely = range(receiver._released - ENTRIES, receiver._released + ENTRIES + 1)  # nobody could tell
         pages[0].words[pages[0].row(1)] = rng.choice([count for count in EDGES if count not in likely])  # what it says that it has sent
-        assert receiver.has_posted() and peek(receiver) is REFUSED, "an old message was taken for a new one"
+        assert receiver.next_kind() is not None and peek(receiver) is REFUSED, "an old message was taken for a new one"
         receiver.release()
         for place in range(7, 10):
             sender.post(KIND, place, 3)
             arrived = REFUSED
-            if receiver.has_posted():
+            if receiver.next_kind() is not None:
                 arrived = peek(receiver)
                 receiver.release()
             sender.reap()

@@ -180,7 +180,7 @@ def ask_for_too_many(ranks) -> None:
     for _ in range(1000):
         hub.send(REPLAY, Kind.SAMPLE_REQUEST)
     asked = []
-    settle(lambda: polled(asked, lambda: replay.poll(None)), lambda: heard_all(replay, before, 1000 - LIMITS.prefetch))
+    settle(lambda: (replay.progress(), polled(asked, lambda: replay.poll(None))), lambda: heard_all(replay, before, 1000 - LIMITS.prefetch))
     assert len(asked) == LIMITS.prefetch
     for _ in asked:
         replay.refuse_sample()
@@ -250,5 +250,6 @@ def drain(ranks) -> None:
     """Have the replay rank take the batches that were only sent to use credits, and the actor refuse the answers: they came before."""
     taken, actor, before = [], ranks[ACTOR], ranks[ACTOR].refused
     landing = aligned_bytes(LIMITS.intake_nbytes)
-    settle(lambda: polled(taken, lambda: ranks[REPLAY].poll(landing)), lambda: len(taken) == 2 * (INPUTS // ROUND))
-    settle(actor.progress, lambda: heard_all(actor, before, 2 * (INPUTS // ROUND)))
+    replay, sent = ranks[REPLAY], 2 * (INPUTS // ROUND)
+    settle(lambda: (replay.progress(), polled(taken, lambda: replay.poll(landing))), lambda: len(taken) == sent)
+    settle(actor.progress, lambda: heard_all(actor, before, sent))

@@ -75,7 +75,7 @@ def test_one_that_is_only_a_little_too_large_is_refused_and_keeps_its_connection
     for nbytes in (LIMITS.intake_nbytes + 1, 1 << 20, LARGEST):
         sender.send_multipart([header(Kind.INTAKE), bytes(nbytes)])
         tried()
-    settle(lambda: replay.poll(landing), lambda: heard_all(replay, before, 3))
+    settle(lambda: (replay.progress(), replay.poll(landing)), lambda: heard_all(replay, before, 3))
     goes_on(ranks)
 
 

@@ -37,7 +37,7 @@ def play(port, role: str, how: str) -> list:
         port.progress()
         if role == REPLAY:
             port.poll(None)
-        if port.rank == LAST and port._told_finished and not was_late:
+        if port.rank == LAST and port._sent_finished and not was_late:
             was_late = True
             is_late(how)
         if port.stopping:

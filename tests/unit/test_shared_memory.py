@@ -30,11 +30,11 @@ def test_what_is_lent_is_what_the_receiver_reads_in_order_and_in_place():
             arena[at : at + 50] = round_ + at % 7
             sender.post(KIND, page.place(arena[at : at + 50]), 50)
         for at in (0, 100):
-            assert receiver.has_posted()
+            assert receiver.next_kind() is not None
             assert receiver.next_kind() == KIND
             assert receiver.peek().tolist() == [round_ + at % 7] * 50
             receiver.release()
-        assert not receiver.has_posted()
+        assert receiver.next_kind() is None
         sender.reap()
     sender.post(KIND, 10, 0)
     assert receiver.peek().size == 0
@@ -50,7 +50,7 @@ def test_each_of_several_receivers_gets_its_own():
         received = SharedPeer(pages[rank], rank, 0, pages[0].address)
         assert received.peek().tolist() == list(range(rank, 2 * rank))
         received.release()
-        assert not received.has_posted()
+        assert received.next_kind() is None
 
 
 def test_a_message_is_done_when_the_receiver_gives_it_back_and_not_before():
@@ -61,7 +61,7 @@ def test_a_message_is_done_when_the_receiver_gives_it_back_and_not_before():
     for kind in (KIND, KIND + 1):
         assert receiver.next_kind() == kind
         receiver.peek()
-    assert not receiver.has_posted()
+    assert receiver.next_kind() is None
     assert sender.reap() == [] and list(sender.open) == [(KIND, 7), (KIND + 1, 8)]
     receiver.release()
     assert sender.reap() == [(KIND, 7)] and list(sender.open) == [(KIND + 1, 8)]
@@ -72,7 +72,7 @@ def test_an_empty_message_keeps_its_place_in_the_order():
     page.make_arena(10)[:] = 7
     sender.post(KIND, 0, 2), sender.post(KIND, 0, 0), sender.post(KIND, 0, 1)
     seen = []
-    while receiver.has_posted():
+    while receiver.next_kind() is not None:
         seen.append(receiver.peek().tolist())
         receiver.release()
     assert seen == [[7, 7], [], [7]]
@@ -127,7 +127,7 @@ def _read(address, theirs, mine):
     mine.put(page.address)
     peer = SharedPeer(page, 1, 0, address)
     for nbytes in iter(theirs.get, None):
-        while not peer.has_posted():
+        while peer.next_kind() is None:
             pass
         message = peer.peek()
         mine.put((len(message) == nbytes, int(message.sum())))

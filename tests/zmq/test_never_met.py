@@ -33,7 +33,7 @@ def test_the_learner_names_the_ranks_that_never_come_and_ends_the_job(start, tmp
     waits, gives_up = ended.stderr.splitlines()[-2:]
     # A slow machine may miss more ranks than the one that was never started.
     assert re.fullmatch(rf"apex: 1 s without another rank: the learner \(rank 0\) waits for ranks? .*4 of 5, expected at {endpoint}", waits)
-    assert re.fullmatch(rf"apex: the ranks have not met: ranks? .*4 of 5, expected at {endpoint} did not come within 4 s \(run.meet_s\)",
+    assert re.fullmatch(rf"apex: ranks are missing: ranks? .*4 of 5, expected at {endpoint} did not come within 4 s \(run.meet_s\)",
                         gives_up)  # fmt: skip
     assert not (tmp_path / "runs").exists()
 

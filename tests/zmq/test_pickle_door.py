@@ -157,6 +157,6 @@ def test_what_strangers_send_is_refused_and_counted_and_the_ranks_go_on(ranks, t
     assert not made.exists()
     message = synthetic.Batches(CONFIG, 0, 1).stamped(0, 0)
     ranks[ACTOR].send_intake(7, message)
-    wait_until(lambda: isinstance(ranks[REPLAY].poll(landing), IntakeEvent))
+    wait_until(lambda: ranks[REPLAY].progress() or isinstance(ranks[REPLAY].poll(landing), IntakeEvent))
     wait_until(lambda: ranks[ACTOR].progress() or ranks[ACTOR].completed_intake() == [7])
     assert np.array_equal(landing[: FORM.intake.fields["frames"].offset], message[: FORM.intake.fields["frames"].offset])

@@ -74,7 +74,7 @@ def test_a_group_of_ranks_ends_when_the_learner_on_another_host_is_gone(groups, 
     learning.process.kill()
     ended = acting.wait(20)
     assert ended.returncode == 1
-    assert "learner (rank 0) was lost, without which the run cannot go on: the connection has broken" in ended.stderr
+    assert "learner (rank 0) was lost, and the run needs it: the connection has broken" in ended.stderr
 
 
 @pytest.mark.parametrize(
