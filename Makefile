@@ -19,7 +19,7 @@ SECONDS ?= 600
 WORKERS ?= 3
 TRANSPORTS ?= mpi zmq
 MEASURED = tests/end_to_end/test_endings.py tests/end_to_end/test_resume.py tests/end_to_end/test_tolerance.py tests/fuzz \
-	tests/mpi/test_mpi_ports.py tests/zmq/test_zmq_ports.py
+	tests/apex/transport/test_mpi_ports.py tests/apex/transport/test_zmq_ports.py
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 READY = .venv/.ready

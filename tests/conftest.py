@@ -13,15 +13,19 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import pytest
 
 import native  # noqa: F401  before torch, whose libgomp may lack OpenACC
 from launch.run.mpirun import ENVIRONMENT, find_mpirun
 
-ROOT = Path(__file__).resolve().parent.parent
-CONFORMANCE = ROOT / "tests" / "conformance"
-sys.path.insert(0, str(CONFORMANCE))  # suites that tests of other folders subclass
+sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))  # also suites that tests of many folders subclass
+from places import HELPERS, ROOT
+
+pytest_plugins = ["resumed_runs"]
 pytest.register_assert_rewrite("port_conformance", "disturbance")
+hypothesis.settings.register_profile("apex", deadline=None)  # no test may depend on how fast the machine is
+hypothesis.settings.load_profile("apex")
 _LAUNCHERS = ("OMPI", "PMIX", "PMI_", "PRTE", "SLURM", "MPI4PY", "APEX_")  # an outer job's variables would mislead an inner one
 _MARK = "JOB_OF_TEST"  # in the environment of every process of a job, whichever session it is in
 _RANK_STARTS_S = 60.0
@@ -174,7 +178,7 @@ class Job:
 
 def _clean_environment() -> dict[str, str]:
     outer = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
-    return ENVIRONMENT | outer | {"PYTHONPATH": f"{ROOT}:{CONFORMANCE}", "COLUMNS": "200"}
+    return ENVIRONMENT | outer | {"PYTHONPATH": f"{ROOT}:{HELPERS}", "COLUMNS": "200"}
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@
     obs = timestep.obs                   # act from this next
 
 A *family* is a module of this folder, found by its name (``env.family``), that offers what :class:`Family` lists.
-``tests/conformance/env_conformance.py`` holds the tests that every family passes.
+``tests/helpers/env_conformance.py`` holds the tests that every family passes.
 """
 
 from __future__ import annotations

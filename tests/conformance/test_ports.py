@@ -1,11 +1,11 @@
-"""The transport within one process against the conformance suite of ports (for MPI see ``tests/mpi``)."""
+"""The transport within one process against the conformance suite of ports (for MPI see ``tests/apex/transport``)."""
 
 import gc
 
 import pytest
 from ledger import Scenario
 from port_conformance import SCENARIOS, PortConformance, judge
-from stormers import stormer
+from stress_roles import stormer
 
 from apex.topology import Topology
 from launch.run.local import make_ports

@@ -3,11 +3,9 @@
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from places import ROOT
 
 # Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or ranks start late.
 SITECUSTOMIZE = """

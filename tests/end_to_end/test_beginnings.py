@@ -1,11 +1,9 @@
 """Ctrl-C in the first instants of a command: one line and status 130, whatever is being imported, and nothing left behind."""
 
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from places import ROOT
 
 # Loaded by Python itself: presses Ctrl-C at the moment at which a module begins to be imported.
 SITECUSTOMIZE = """

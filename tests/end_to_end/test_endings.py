@@ -16,7 +16,6 @@ from apex.run_folder import RunFolder
 from launch.run import mpirun as mpi_launcher
 from launch.run import spawn
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole"]
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
 STARTS_S, ENDS_S = 60, 30

@@ -8,10 +8,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from apex.run_folder import RunFolder
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMAND = Path(sys.executable).parent / "apex"
 NAMES = ("actors", "apex", "configs", "launch", "learner", "native", "replay_rank", "tests")
 SHORT = ["run.max_learner_steps=20", "replay.min_size=100", "learner.batch_size=16", "evaluator.episodes=1"]

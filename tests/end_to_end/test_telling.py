@@ -9,11 +9,12 @@ from pathlib import Path
 import pyte
 import pytest
 from in_terminal import LINES
+from places import HELPERS
 
 from apex.run_folder import RunFolder
 
 pytestmark = pytest.mark.spread
-IN_TERMINAL = [sys.executable, Path(__file__).with_name("in_terminal.py")]
+IN_TERMINAL = [sys.executable, HELPERS / "in_terminal.py"]
 APEX = [sys.executable, "-m", "launch.cli.main"]
 TRANSPORTS = ("mpi", "zmq", "local")
 SMALL = {

@@ -1,11 +1,11 @@
 """Garbage over MPI, by ranks of the same job: refused, counted, and survived, with every good message unharmed."""
 
 import json
-from pathlib import Path
 
 import pytest
+from places import HELPERS
 
-PROGRAM = Path(__file__).with_name("mpi_garbage.py")
+PROGRAM = HELPERS / "mpi_garbage.py"
 EACH = 1000  # messages that each of four ranks throws
 OVER_TCP = {"OMPI_MCA_btl": "tcp,self"}
 

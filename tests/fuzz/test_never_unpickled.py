@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from apex.run_folder import RunFolder
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["run.log_period_s=0.2", "evaluator.episodes=2", "replay.min_size=200", "learner.batch_size=16", "run.max_learner_steps=40"]
 
 # Loaded by Python itself at the start of every process: whoever unpickles leaves a file that says who called.

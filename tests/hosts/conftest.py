@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import HELPERS, ROOT
 from two_hosts import ADDRESSES, CannotMakeHosts, TwoHosts
 
 from launch.run.mpirun import find_mpirun
 
-TESTS = Path(__file__).resolve().parent.parent
-sys.path += [str(TESTS / "mpi"), str(TESTS / "zmq")]  # their storms are played here too
-pytest.register_assert_rewrite("storm_over_hosts")
+pytest.register_assert_rewrite("stress_over_hosts")
 BOTH = """{first} & first=$!
 {second} & second=$!
 wait $first; status=$?
@@ -32,7 +31,7 @@ def pytest_collection_modifyitems(items):
 def hosts(tmp_path_factory):
     """Two hosts, for all tests."""
     try:
-        hosts = TwoHosts(tmp_path_factory.mktemp("hosts"), TESTS.parent, MARK)
+        hosts = TwoHosts(tmp_path_factory.mktemp("hosts"), ROOT, MARK)
     except CannotMakeHosts as why:
         pytest.skip(f"no two hosts on this machine: {why}")
     yield hosts
@@ -68,7 +67,7 @@ def ssh(hosts):
 def zmq_groups(hosts):
     """Return ``zmq_groups(first, second, command) -> list``: runs it as so many ranks over ZeroMQ on each host, on the second by ssh."""
     ports = itertools.count(5555)
-    environment = ["env", f"PYTHONPATH={TESTS.parent}:{TESTS / 'conformance'}", "APEX_TOKEN=" + "5a" * 16]
+    environment = ["env", f"PYTHONPATH={ROOT}:{HELPERS}", "APEX_TOKEN=" + "5a" * 16]
 
     def command(first: int, second: int, of_rank: list) -> list[str]:
         job = ["--size", first + second, "--endpoint", f"tcp://{ADDRESSES[0]}:{next(ports)}", "--", *of_rank]

@@ -3,14 +3,14 @@
 import json
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
-from storm_over_hosts import HostsConformance
-from test_mpi_ports import ALL_EAGER, NOTHING_EAGER, PROGRAM, outcome_of
+from mpi_launches import ALL_EAGER, NOTHING_EAGER, outcome_of
+from places import HELPERS
+from stress_over_hosts import HostsConformance
 from two_hosts import crossing
 
-PUBLISHES = Path(__file__).with_name("publishes.py")
+PUBLISHES = HELPERS / "stress_publishes.py"
 BY_SLOT, IN_TURN = ("--map-by", "slot"), ("--map-by", "node")  # the last ranks on the second host, or every other
 # Ranks on each host, replay ranks, how they are spread, environment.
 LAUNCHES = {
@@ -26,7 +26,7 @@ def storm(request, hosts, mpirun_command, ssh, run_to_end):
     """Return the outcomes, payload and traffic (see ``crossing``) of a launch."""
     slots, replay_ranks, how, env = request.param
     before = hosts.traffic()
-    command = [*mpirun_command(slots, *how), sys.executable, PROGRAM, replay_ranks, "scenarios", "lend"]
+    command = [*mpirun_command(slots, *how), sys.executable, HELPERS / "stress_mpi_ports.py", replay_ranks, "scenarios", "lend"]
     outcomes = outcome_of(run_to_end(command, ssh | env, timeout=200))
     for outcome in outcomes.values():
         outcome["counts"] = defaultdict(int, outcome["counts"])

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from places import HELPERS, ROOT
 
 WHO = "import json, os; print(json.dumps([os.uname().nodename, os.readlink('/proc/self/ns/pid'), os.listdir('/dev/shm')]))"
 LEND = """
@@ -45,7 +46,7 @@ def test_ssh_leads_to_the_other_host_with_a_clean_environment(hosts, run_to_end)
     command = hosts.over_ssh(1, ["sh", "-c", "uname -n; pwd; echo $PYTHONPATH; exit 3"])
     ended = run_to_end(hosts.on(0, command))
     assert ended.returncode == 3
-    assert ended.stdout.splitlines() == ["apex-b", str(Path(__file__).parents[2]), ""]
+    assert ended.stdout.splitlines() == ["apex-b", str(ROOT), ""]
 
 
 def test_ranks_lend_memory_to_those_of_their_own_host_and_to_no_others(mpirun_command, ssh, run_to_end):
@@ -62,7 +63,7 @@ def test_ranks_lend_memory_to_those_of_their_own_host_and_to_no_others(mpirun_co
 def test_nothing_on_a_host_survives_the_process_that_made_it(tmp_path, number):
     seconds = f"{time.time_ns()}"  # an argument that no other process has
     maker = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path, seconds], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": Path(__file__).parent}
+        [sys.executable, "-c", HOLD, tmp_path, seconds], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(HELPERS)}
     )
     assert maker.stdout.readline() == b"up\n"
     _until(lambda: len(_sleeping(seconds)) == 2)

@@ -4,9 +4,9 @@ import pickle
 import sys
 
 import pytest
+from places import HELPERS
 from port_conformance import judge
-from storm_over_hosts import HostsConformance
-from test_zmq_ports import PROGRAM
+from stress_over_hosts import HostsConformance
 from two_hosts import crossing
 
 from apex.topology import Topology
@@ -19,7 +19,8 @@ def storm(request, hosts, zmq_groups, run_to_end, tmp_path_factory):
     """Return the outcomes, payload and traffic (see ``crossing``) of a job."""
     first, second, replay_ranks = request.param
     folder, before = tmp_path_factory.mktemp("seen"), hosts.traffic()
-    ended = run_to_end(zmq_groups(first, second, [sys.executable, PROGRAM, replay_ranks, "scenarios", folder]), timeout=200)
+    program = [sys.executable, HELPERS / "stress_zmq_ports.py", replay_ranks, "scenarios", folder]
+    ended = run_to_end(zmq_groups(first, second, program), timeout=200)
     assert ended.returncode == 0, ended.stderr[-4000:]
     traffic = hosts.traffic() - before
     ranks = [pickle.loads((folder / f"rank-{rank}").read_bytes()) for rank in range(first + second)]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
+from places import ROOT
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
 from launch.run.mpirun import find_mpirun
 
-ROOT = Path(__file__).resolve().parents[2]
 REASON = slurm_cluster.missing()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"), pytest.mark.timeout(2000), pytest.mark.slow]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import HELPERS
 from test_soak import PRESET, ROOT, SECONDS, TRANSPORTS, command_of, totals_of
 
 from apex import config as configuration
@@ -42,7 +43,7 @@ def test_a_run_whose_actors_are_killed_at_random_comes_to_its_transitions_and_lo
     counters.mkdir(), sent.mkdir()
     overrides = [*OVERRIDES, f"run.directory={tmp_path / 'runs'}"]
     config = configuration.load(PRESET, [*overrides, f"run.transport={transport}"])
-    env = {"PYTHONPATH": f"{ROOT / 'tests' / 'soak' / 'counters'}:{ROOT}", "COUNTERS_FOLDER": str(counters), "SENT_FOLDER": str(sent)}
+    env = {"PYTHONPATH": f"{HELPERS / 'counters'}:{ROOT}", "COUNTERS_FOLDER": str(counters), "SENT_FOLDER": str(sent)}
     job = start(command_of(transport, overrides), env)
     job.wait_until(lambda: len(lives(sent)) == ACTORS, STARTS_S, "the actors")
     folder = RunFolder(tmp_path / "runs" / "latest")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from disturbance import memory_of
+from places import HELPERS, ROOT
 
 from apex import config as configuration
 from apex import topology as topologies
@@ -22,7 +23,6 @@ from apex.metrics import REPORT_FIELDS
 from apex.run_folder import RunFolder
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = int(os.environ.get("SOAK_SECONDS", "600"))
 PRESET = os.environ.get("SOAK_PRESET", "cartpole")
 TRANSPORTS = os.environ.get("SOAK_TRANSPORTS", "mpi zmq").split()
@@ -91,7 +91,7 @@ def test_no_rank_of_a_long_run_grows_and_the_counters_of_both_ends_agree(start, 
     config, command = _run(transport, tmp_path / "runs")
     topology, counters = topologies.make(config), tmp_path / "counters"
     counters.mkdir()
-    job = start(command, {"PYTHONPATH": f"{ROOT / 'tests' / 'soak' / 'counters'}:{ROOT}", "COUNTERS_FOLDER": str(counters)})
+    job = start(command, {"PYTHONPATH": f"{HELPERS / 'counters'}:{ROOT}", "COUNTERS_FOLDER": str(counters)})
     folder = _until_warm(job, tmp_path / "runs")
     samples = _sample(job, [job.rank(rank) for rank in range(topology.size)], topology.actor_ranks[-1])
     job.process.send_signal(signal.SIGINT)
