@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from apex import look
+from apex import look, variables
 from apex.errors import ConfigError as ConfigError  # what reading a configuration raises
 from apex.say import warn
 
-_LAUNCHED = "APEX_RUN_FOLDER"  # set for ranks whose launcher has read the same configuration
 PRESET_DIR = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -235,7 +234,7 @@ def _renamed(source: str, section: str, values: Mapping[str, Any]) -> dict[str, 
         name = RENAMED.get((section, old), old)
         if name in present or (name != old and name in values):
             raise ConfigError(f"{source}: '{section}.{name}' is given twice, also by an old name; leave one out")
-        if name != old and old not in _told_of and _LAUNCHED not in os.environ:
+        if name != old and old not in _told_of and variables.RUN_FOLDER not in os.environ:
             _told_of.add(old)
             warn(f"apex: {source}: '{section}.{old}' is now '{section}.{name}'; the old name goes with the next release")
         present[name] = value

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import stat
 
+from apex import variables
 from apex.config import ConfigError
 
-TOKEN_VARIABLE = "APEX_TOKEN"
 _SHORTEST, _LONGEST = 16, 64  # bytes
-_MAKES_ONE = f"""`export {TOKEN_VARIABLE}=$(python3 -c "import secrets; print(secrets.token_hex(16))")` makes a good one"""
+_MAKES_ONE = f"""`export {variables.TOKEN}=$(python3 -c "import secrets; print(secrets.token_hex(16))")` makes a good one"""
 
 
 def read_token(text: str) -> bytes:
@@ -17,15 +17,15 @@ def read_token(text: str) -> bytes:
     try:
         token = bytes.fromhex(text)
     except ValueError:
-        raise ConfigError(f"{TOKEN_VARIABLE} is not written in hex; {_MAKES_ONE}") from None
+        raise ConfigError(f"{variables.TOKEN} is not written in hex; {_MAKES_ONE}") from None
     if not _SHORTEST <= len(token) <= _LONGEST:
-        raise ConfigError(f"{TOKEN_VARIABLE} has {len(token)} bytes, not {_SHORTEST} to {_LONGEST}; {_MAKES_ONE}")
+        raise ConfigError(f"{variables.TOKEN} has {len(token)} bytes, not {_SHORTEST} to {_LONGEST}; {_MAKES_ONE}")
     return token
 
 
 def missing_token() -> ConfigError:
     """Return the refusal of a part of a job that has no token: each part would make one of its own."""
-    return ConfigError(f"{TOKEN_VARIABLE} is not set; all launchers of a job need the same token; {_MAKES_ONE}")
+    return ConfigError(f"{variables.TOKEN} is not set; all launchers of a job need the same token; {_MAKES_ONE}")
 
 
 def check_folder(path: str) -> None:

@@ -25,20 +25,17 @@ from urllib.parse import urlsplit
 import numpy as np
 import zmq
 
+from apex import variables
 from apex.config import ConfigError
 from apex.ports import PeerLost
 from apex.processes import own_process
 from apex.refusals import Refusals
 from apex.say import warn
 from apex.schema import EnvSpec
-from apex.token import TOKEN_VARIABLE, check_folder, read_token
+from apex.token import check_folder, read_token
 from apex.topology import LEARNER_RANK, names_of
 from apex.transport.zmq_link import LARGEST_CONTROL_NBYTES, LINGER_MS, Hub, Link, Message
 
-ENDPOINT_VARIABLE = "APEX_ENDPOINT"
-RANK_VARIABLE, SIZE_VARIABLE, LIFE_VARIABLE = "APEX_RANK", "APEX_SIZE", "APEX_LIFE"
-MAY_LOSE_VARIABLE = "APEX_MAY_LOSE"  # set where ranks that are lost are started again
-FIRST_VARIABLE = "APEX_FIRST"  # the first of the ranks that were started together
 _VALUE, _JOIN, _HERE, _UNMET = 1, 2, 3, 4  # kinds of message
 _NAMES_EVERY_S = 1.0  # least time between two words of the learner that another rank has come
 _LOOKS_S, _STOOD_STILL_S = 0.1, 5.0  # between two looks: as asked, and after this process was stopped
@@ -48,21 +45,21 @@ _ANSWERS_S = 60.0  # a learner that is there at all
 
 def world(expected_size: int) -> World:
     """Return the world that the environment describes, or raise :class:`ConfigError`."""
-    rank, size = int(os.environ[RANK_VARIABLE]), int(os.environ[SIZE_VARIABLE])
+    rank, size = int(os.environ[variables.RANK]), int(os.environ[variables.SIZE])
     assert size == expected_size, "the launcher and the ranks read the same variable"
-    endpoint = os.environ.get(ENDPOINT_VARIABLE, "")
+    endpoint = os.environ.get(variables.ENDPOINT, "")
     try:
         _meeting_point(endpoint)
-        return World(rank, size, endpoint, read_token(os.environ.get(TOKEN_VARIABLE, "")), life())
+        return World(rank, size, endpoint, read_token(os.environ.get(variables.TOKEN, "")), life())
     except (ValueError, zmq.ZMQError) as error:
         raise ConfigError(
-            f"{ENDPOINT_VARIABLE}={endpoint}: no place to meet for the ranks of a job: {error}"
+            f"{variables.ENDPOINT}={endpoint}: no place to meet for the ranks of a job: {error}"
         ) from None
 
 
 def life() -> int:
     """Return how many processes had this one's rank before it, as ``launch.run.spawn`` tells."""
-    return int(os.environ.get(LIFE_VARIABLE, "0"))
+    return variables.number(variables.LIFE)
 
 
 class _Patience:
@@ -172,7 +169,7 @@ class World:
         self.context.destroy(LINGER_MS)
 
     def _meet_the_learner(self, meet_s: float) -> None:
-        speaks = self.rank == max(1, int(os.environ.get(FIRST_VARIABLE, self.rank)))
+        speaks = self.rank == max(1, variables.number(variables.FIRST, self.rank))
         limit_s = meet_s if speaks else meet_s + _LATER_S
         has_met, place = False, _meeting_point(self.endpoint)
         self._ask(_VALUE, None)
@@ -369,7 +366,7 @@ def first_from_each_host(world: World, make: Callable[[list[int]], Any]) -> Any:
 
 def check_tolerance() -> None:
     """Raise :class:`ConfigError` where the loss of a rank would end the job."""
-    if MAY_LOSE_VARIABLE not in os.environ:
+    if variables.MAY_LOSE not in os.environ:
         how = "`launch.run.spawn --may-lose RANK --lives N` (RANK: the evaluator's)"
         raise ConfigError(f"run.fault_tolerance = 'actors' over zmq needs {how}; start it so")
 

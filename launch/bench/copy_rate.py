@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
+from apex import processes
 from apex.say import say
 from launch.bench.synthetic import used_nbytes
+from launch.run import job
 
 PROCESSES = (1, 2)
 _SECONDS = 0.5
@@ -40,14 +41,13 @@ def rates() -> dict[str, dict[str, float]]:
 
 
 def _together(count: int) -> list[dict]:
-    root = str(Path(__file__).resolve().parents[2])
     start = time.time() + _STARTS_S
     command = [sys.executable, "-m", "launch.bench.copy_rate", str(start)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=root) for _ in range(count)]
+    copying = [processes.start(command, job.environment_for({}), subprocess.PIPE) for _ in range(count)]
     try:
-        return [json.loads(process.communicate(timeout=_TIMEOUT_S)[0]) for process in processes]
+        return [json.loads(process.communicate(timeout=_TIMEOUT_S)[0]) for process in copying]
     finally:
-        for process in processes:
+        for process in copying:
             process.kill()
 
 

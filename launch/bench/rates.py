@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apex import processes
 from apex import topology as topologies
 from apex.config import ConfigError
 from apex.say import say
@@ -86,18 +87,10 @@ def _watch(job: Job, limit_s: float) -> list[tuple[float, float]]:
     while job.running():
         if time.monotonic() - start > limit_s:
             raise Failed(f"not done within {limit_s:.0f} s: {job.complaint()}")
-        seen.append((time.monotonic() - start, sum(_pss_mb(pid) for pid in job.processes())))
+        seen.append((time.monotonic() - start, sum(map(processes.proportional_mb, job.processes()))))
         time.sleep(_LOOK_S)
     job.wait(1.0)
     return seen
-
-
-def _pss_mb(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has just ended
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
 
 
 def _over_time(memory: list[tuple[float, float]], seconds: float) -> dict:

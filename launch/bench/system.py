@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 from collections import defaultdict
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apex import config as configuration
+from apex import processes, variables
 from apex import topology as topologies
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
@@ -24,7 +24,6 @@ from apex.say import say
 from apex.topology import Topology
 from launch.bench import output_file
 from launch.run import job, leftovers, world
-from launch.run.meeting import RUN_FOLDER_VARIABLE
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
 _FIRST_STEPS = 3
@@ -32,7 +31,7 @@ _ALWAYS = [
     "run.log_period_s=0.5", "run.stop_at_target=false", "replay.samples_per_insert=0", "evaluator.period=1000000", "evaluator.episodes=1",
 ]  # fmt: skip
 _COUNTS = ("agent_steps", "learner_steps", "transitions")
-_TICKS = os.sysconf("SC_CLK_TCK")
+
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,14 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
 def _measure(preset: str, settings: list[str], topology: Topology, directory: Path, seconds: float) -> tuple[Moment, Moment, dict]:
     """Return the moments at the ends of the window, and the last row of the log."""
     command = [*job.python("launch.cli.main"), "train", preset, *(part for s in settings for part in ("--set", s))]
-    process = subprocess.Popen(
-        command, env=job.environment_for({}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = processes.start(command, job.environment_for({}), subprocess.DEVNULL, subprocess.PIPE)
     try:
         row, folder = _wait_for(process, directory, lambda row: row["learner_steps"] >= _FIRST_STEPS, _STARTS_S)
         first = _moment(row, topology, folder)
         row, _ = _wait_for(process, directory, lambda later: later["wall_s"] >= row["wall_s"] + seconds, seconds + _STARTS_S)
         return first, _moment(row, topology, folder), row
     finally:
-        _end(process)
+        processes.end(process, _ENDS_S)
 
 
 def _wait_for(process: subprocess.Popen[str], directory: Path, holds: Callable[[dict], bool], limit_s: float) -> tuple[dict, RunFolder]:
@@ -94,17 +91,6 @@ def _wait_for(process: subprocess.Popen[str], directory: Path, holds: Callable[[
     raise ConfigError(f"nothing to measure after {limit_s:g} s: the learner has not made {_FIRST_STEPS} steps")
 
 
-def _end(process: subprocess.Popen) -> None:
-    """End the run in order, or by force."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_ENDS_S)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
 def _moment(row: dict, topology: Topology, folder: RunFolder) -> Moment:
     return Moment(row["wall_s"], {name: row[name] for name in _COUNTS}, _cpu_seconds(topology, folder))
 
@@ -112,19 +98,13 @@ def _moment(row: dict, topology: Topology, folder: RunFolder) -> Moment:
 def _cpu_seconds(topology: Topology, folder: RunFolder) -> dict[str, float]:
     """Return role -> user and system seconds of its processes so far."""
     spent: dict[str, float] = defaultdict(float)
-    for process in Path("/proc").glob("[0-9]*"):
+    for pid in processes.all_ids():
         with contextlib.suppress(OSError):  # it has just ended, or belongs to somebody else
-            environment = _environment_of(process)
-            told = world.from_environment(environment)
-            if told is not None and environment.get(RUN_FOLDER_VARIABLE) == str(folder.path):
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
-                spent[topology.role(told[0])[0]] += (int(fields[11]) + int(fields[12])) / _TICKS
+            environment = processes.environment_of(pid)
+            place = world.from_environment(environment)
+            if place is not None and environment.get(variables.RUN_FOLDER) == str(folder.path):
+                spent[topology.role(place[0])[0]] += processes.facts(pid).cpu_s
     return dict(spent)
-
-
-def _environment_of(process: Path) -> dict[str, str]:
-    entries = (process / "environ").read_bytes().decode("utf-8", "replace").split("\0")
-    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 
 def _summary(preset: str, transport: str, actors: int, first: Moment, last: Moment, row: dict) -> dict:

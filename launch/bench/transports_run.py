@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex import envs
+from apex import envs, processes, variables
 from apex import topology as topologies
 from apex.config import Config, ConfigError, load
 from apex.run_folder import RunFolder
@@ -35,9 +34,8 @@ _PRESET_STARTING_S = 90.0
 _LOOK_S = 0.25
 _ENDS_S = 10.0  # a run of a preset that is told to end drains its messages and writes a checkpoint
 _GONE_S = 5.0  # for the kernel to end what is killed
-_TICK = os.sysconf("SC_CLK_TCK")
 _MARK = "JOB_OF_COMPARISON"  # in the environment of every process of a job
-_OUTER = ("OMPI_COMM_", "PMIX_", "PMI_", "APEX_")  # an outer job's variables would mislead the ranks
+_OUTER = ("OMPI_COMM_", "PMIX_", "PMI_", variables.PREFIX)  # an outer job's variables would mislead the ranks
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def measure(case: Case, seconds: float, preset: str, limit_s: float = math.inf) 
     row = {"transport": case.transport, "actors": case.actors, "regime": case.regime, "workload": case.workload}
     row |= dict.fromkeys(METRICS) | {"repetition": case.repetition}
     try:
-        with _hogs((os.cpu_count() or 1) if case.regime == "busy" else 0), leftovers.folder("apex-compare-") as folder:
+        with _load_generators((os.cpu_count() or 1) if case.regime == "busy" else 0), leftovers.folder("apex-compare-") as folder:
             if case.workload == "preset":
                 row |= _preset(case, seconds, preset, folder, limit_s)
             else:
@@ -207,10 +205,10 @@ class _Use:
         """Read the processes of the job."""
         cpu_s = resident_mb = 0.0
         for pid in self._job.processes():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                cpu_s += (int(stat[11]) + int(stat[12])) / _TICK
-                resident_mb += int(stat[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+            with contextlib.suppress(OSError):  # it has just ended
+                about = processes.facts(pid)
+                cpu_s += about.cpu_s
+                resident_mb += about.resident_mb
         self._cpu_s, self.peak_mb = cpu_s, max(self.peak_mb, resident_mb)
 
     def mark(self, rows: list[dict]) -> None:
@@ -238,10 +236,8 @@ class Job:
     def __enter__(self) -> Job:
         shared = self._resources.enter_context(mpirun.segments())
         with open(self._output, "wb") as output:
-            self.process = subprocess.Popen(
-                self._arguments, env=shared | _environment() | self._own, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
-            )  # fmt: skip
+            environment = shared | _environment() | self._own
+            self.process = processes.start(self._arguments, environment, output, subprocess.STDOUT)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -249,22 +245,17 @@ class Job:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_ENDS_S)
-        deadline = time.monotonic() + _GONE_S
-        while (pids := self.processes()) and time.monotonic() < deadline:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        processes.kill_all(self.processes, _GONE_S)
         self.process.wait()
         self._resources.close()
 
     def processes(self) -> list[int]:
         """Return the processes of the job that are alive."""
-        pids, mark = [], f"{_MARK}={self._mark}".encode()
-        for entry in Path("/proc").glob("[0-9]*"):
+        pids = []
+        for pid in processes.all_ids():
             with contextlib.suppress(OSError):  # it has just ended
-                if mark in (entry / "environ").read_bytes():
-                    pids.append(int(entry.name))
+                if processes.environment_of(pid).get(_MARK) == self._mark:
+                    pids.append(pid)
         return pids
 
     def running(self) -> bool:
@@ -293,21 +284,16 @@ def _environment() -> dict[str, str]:
     return job.environment_for(mpirun.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, inherited)
 
 
-def _end_with_parent() -> None:
-    """Have the kernel end the process even if this one is killed."""
-    spawn.end_with_parent(signal.SIGTERM)
-
-
 @contextlib.contextmanager
-def _hogs(count: int) -> Iterator[None]:
+def _load_generators(count: int) -> Iterator[None]:
     """Keep ``count`` processes beside that never rest."""
     spin = [sys.executable, "-S", "-E", "-c", "while True: pass"]
-    hogs = []
+    generators = []
     try:
         for _ in itertools.repeat(None, count):
-            hogs.append(subprocess.Popen(spin, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent))
+            generators.append(processes.start(spin))
         yield
     finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
+        for generator in generators:
+            generator.kill()
+            generator.wait()

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from apex import processes, variables
 from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.say import say
@@ -25,7 +26,6 @@ from launch.cli.doctor_facts import Patient
 from launch.run import job, leftovers, memory, mpirun, preflight, spawn, world
 
 T = TypeVar("T")
-REPORT_VARIABLE, RANKS_VARIABLE = "APEX_DOCTOR_REPORT", "APEX_DOCTOR_RANKS"  # set for the ranks of a world that this starts
 _SAMPLE = 8  # most ranks of a world that this starts
 _STARTS_S = 180.0
 
@@ -37,15 +37,15 @@ def run(config: Config | None, ranks: int | None, json_path: Path | None, argume
     told = _told()
     if told is not None and told[0] != LEARNER_RANK and world.is_bare():
         return 0  # before MPI is loaded: some end the process, and SLURM with it the one that tells
-    tells = REPORT_VARIABLE not in os.environ and (told is None or told[0] == LEARNER_RANK)
+    tells = variables.DOCTOR_REPORT not in os.environ and (told is None or told[0] == LEARNER_RANK)
     out = output_file.asked_for("--json", json_path, output_file.JSON) if tells else None
     if told is None:
         report: dict | None = _in_a_sample(config, ranks, arguments)
-    elif ranks not in (None, told[1]) and RANKS_VARIABLE not in os.environ:
+    elif ranks not in (None, told[1]) and variables.DOCTOR_RANKS not in os.environ:
         raise ConfigError(f"--ranks {ranks} contradicts the world of {told[1]} ranks; leave --ranks out")
     else:
         report = _as_rank(config, *told)
-        if REPORT_VARIABLE in os.environ:
+        if variables.DOCTOR_REPORT in os.environ:
             _leave(report)
             return 0
     return 0 if report is None else _tell(report, out)
@@ -85,7 +85,7 @@ def _as_rank(config: Config | None, rank: int, size: int) -> dict | None:
 def _topology(config: Config | None, size: int) -> Topology | None:
     """Return the roles of the run, or None where there is no preset or the ranks are too few."""
     try:
-        return None if config is None else topologies.make(config, int(os.environ.get(RANKS_VARIABLE, size)))
+        return None if config is None else topologies.make(config, int(os.environ.get(variables.DOCTOR_RANKS, size)))
     except ConfigError:
         return None
 
@@ -140,7 +140,7 @@ def _report(patient: Patient) -> dict:
 def _leave(report: dict | None) -> None:
     """Give the report to the process that has started this world."""
     if report is not None:
-        Path(os.environ[REPORT_VARIABLE]).write_text(json.dumps(report))
+        Path(os.environ[variables.DOCTOR_REPORT]).write_text(json.dumps(report))
 
 
 def _in_a_sample(config: Config | None, ranks: int | None, arguments: list[str]) -> dict:
@@ -148,7 +148,7 @@ def _in_a_sample(config: Config | None, ranks: int | None, arguments: list[str])
     size = topologies.make(config, ranks).size if config is not None else ranks or 2
     with leftovers.folder("apex-doctor-") as folder:
         path = folder / "report.json"
-        complaint = _start(config, min(size, _SAMPLE), {REPORT_VARIABLE: str(path), RANKS_VARIABLE: str(size)}, arguments)
+        complaint = _start(config, min(size, _SAMPLE), {variables.DOCTOR_REPORT: str(path), variables.DOCTOR_RANKS: str(size)}, arguments)
         if path.exists():
             return json.loads(path.read_text())
     return _without_a_world(config, complaint)
@@ -173,10 +173,7 @@ def _start(config: Config | None, ranks: int, variables: dict[str, str], argumen
 
 def _said(command: list[str], environment: dict[str, str]) -> tuple[str, int | None]:
     """Run a command; return its output and exit status, None where it took too long and was ended."""
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", start_new_session=True, preexec_fn=lambda: spawn.end_with_parent(signal.SIGTERM),
-    )  # fmt: skip
+    process = processes.start(command, environment, subprocess.PIPE, subprocess.STDOUT)
     try:
         return process.communicate(timeout=_STARTS_S)[0], process.returncode
     except BaseException as error:  # too long, or Ctrl-C

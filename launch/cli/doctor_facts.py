@@ -9,6 +9,7 @@ import socket
 import subprocess
 from dataclasses import dataclass, field
 
+from apex import variables
 from apex.config import Config
 from apex.schema import EnvSpec
 from apex.topology import Topology
@@ -17,7 +18,7 @@ from launch.run.memory_limits import available_bytes
 
 SHM = "/dev/shm"
 _LAUNCHERS = (
-    ("APEX_RANK", "launch.run.spawn"),
+    (variables.RANK, "launch.run.spawn"),
     ("OMPI_COMM_WORLD_RANK", "mpirun of Open MPI"),
     ("PMI_RANK", "mpirun of MPICH"),
     ("PMIX_RANK", "srun --mpi=pmix"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from apex import run_lock
+from apex import run_lock, variables
 from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
@@ -51,7 +51,7 @@ def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size:
 def _train_under_launcher(config: Config, topology: Topology, preset: str, arguments: list[str], resumed: RunFolder | None) -> int:
     from launch.run import job, memory, mpirun, preflight, spawn
     from launch.run.rank import begin
-    from launch.run.resume import CHECKPOINT_VARIABLE, open_and_announce
+    from launch.run.resume import open_and_announce
 
     over_mpi = config.run.transport == "mpi"
     if config.run.fault_tolerance == "nobody":
@@ -72,7 +72,7 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
         resumed_from = {}
         if checkpoint is not None:
             open_and_announce(checkpoint, config, topology.num_actors)
-            resumed_from = {CHECKPOINT_VARIABLE: str(checkpoint)}
+            resumed_from = {variables.CHECKPOINT: str(checkpoint)}
         if not over_mpi:
             return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments, asked)
         with mpirun.segments(tolerant=config.run.fault_tolerance == "actors") as segments:

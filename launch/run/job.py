@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from apex import checkpoint, look
+from apex import checkpoint, look, processes, variables
 from apex.config import Config
 from apex.look import Unreadable
 from apex.loop import on_stop_signals
@@ -19,9 +19,8 @@ from apex.run_folder import RunFolder
 from apex.say import say, warn
 from apex.topology import Topology
 from launch.run import spawn, stderr_filter, view
-from launch.run.meeting import RUN_FOLDER_VARIABLE, Meeting
+from launch.run.meeting import Meeting
 from launch.run.rank import leave_error, write_error_result
-from launch.run.resume import CHECKPOINT_VARIABLE
 
 _RANKS_END_S = 15.0  # once the result is written
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
@@ -59,17 +58,15 @@ def run(
     hushes = config.run.fault_tolerance == "actors" and config.run.transport == "mpi"
     meeting = Meeting(folder.path, topology, config.run.watchdog_s, config.run.meet_s)
     meeting.open()
-    process = subprocess.Popen(
-        [*launcher, *python("launch.cli.main"), *arguments], env=environment_for(environment) | {RUN_FOLDER_VARIABLE: str(folder.path)},
-        stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-    )  # fmt: skip
+    command = [*launcher, *python("launch.cli.main"), *arguments]
+    variables_of_ranks = environment_for(environment) | {variables.RUN_FOLDER: str(folder.path)}
+    process = processes.start(command, variables_of_ranks, subprocess.PIPE, subprocess.PIPE)
     passing_on = stderr_filter.follow(process, hushes)
     job = _Job(process, folder, config, meeting, asked)
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # a shell without jobs ignores it
         signal.signal(signal.SIGTSTP, job.stand_still)
     try:
-        resumes = CHECKPOINT_VARIABLE in environment
+        resumes = variables.CHECKPOINT in environment
         view.follow(folder.path, job.is_running, f"{preset}, {topology.size} ranks", only_new=resumes)
     finally:
         job.end()
@@ -99,11 +96,6 @@ def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.envi
     return {**needed, **user, "PYTHONPATH": modules, "PATH": programs}
 
 
-def _end_with_parent() -> None:
-    """Have the launcher, and with it its ranks, end even if this process is killed."""
-    spawn.end_with_parent(signal.SIGTERM)
-
-
 class _Job:
     """What the launcher has started, until it has ended: by itself, asked to, at once where no role has begun, or by force."""
 
@@ -131,13 +123,13 @@ class _Job:
     def stand_still(self, number: int, frame: object) -> None:
         """Ctrl-Z: stop the ranks of this host, and this process, until the shell lets it go on; then let them."""
         for _ in range(_LOOKS):  # again: one may have started another meanwhile
-            running = [pid for pid, state in _session(self.process.pid).items() if state not in _STILL]
+            running = [pid for pid, about in processes.of_session(self.process.pid).items() if about.state not in _STILL]
             if not running:
                 break
-            _signal(running, signal.SIGSTOP)
+            processes.signal_all(running, signal.SIGSTOP)
             time.sleep(_LOOK_AGAIN_S)
         os.kill(os.getpid(), signal.SIGSTOP)
-        _signal(_session(self.process.pid), signal.SIGCONT)
+        processes.signal_all(processes.of_session(self.process.pid), signal.SIGCONT)
         self._meeting.restart()
         self._ends_until = None
 
@@ -190,29 +182,9 @@ class _Job:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAUNCHER_ENDS_S)
-        until = time.monotonic() + _RANKS_END_S  # one that waits for a disk dies only once that answers
-        while (pids := _session(self.process.pid)) and time.monotonic() < until:
-            _signal(pids, signal.SIGKILL)
-            time.sleep(_LOOK_AGAIN_S)
+        processes.kill_all(lambda: processes.of_session(self.process.pid), _RANKS_END_S)
         if self.reason in ("signal", "killed") and self._error_before is None:
             self.folder.remove_error()  # that of a rank which saw another end first
-
-
-def _session(leader: int) -> dict[int, str]:
-    """Return pid -> state of what lives of the session of ``leader`` on this machine: the launcher and its ranks."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]  # after parent and group
-            if int(session) == leader and state not in "ZX":
-                found[int(stat.parent.name)] = state
-    return found
-
-
-def _signal(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str, job: _Job) -> int:

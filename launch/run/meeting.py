@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from apex import look
+from apex import look, variables
 from apex.look import Unreadable
 from apex.say import warn
 from apex.topology import Topology, names_of
 
-RUN_FOLDER_VARIABLE = "APEX_RUN_FOLDER"  # set by `apex train` for the ranks it starts
 _FOLDER, _MET, _BUILT, _BEGUN = ".starting", "-met", "-built", "begun"
 
 
@@ -52,7 +51,7 @@ def begin() -> None:
 
 
 def _leave(name: str) -> None:
-    run_folder = os.environ.get(RUN_FOLDER_VARIABLE)
+    run_folder = os.environ.get(variables.RUN_FOLDER)
     if run_folder is not None:
         with contextlib.suppress(OSError):  # the folder has gone: what was to be told matters to nobody
             (Path(run_folder) / _FOLDER / name).touch()

@@ -12,7 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from apex import envs, run_folder, run_lock
+from apex import envs, run_folder, run_lock, variables
 from apex.checkpoint import Reader
 from apex.config import Config, ConfigError, to_toml
 from apex.ports import PeerLost
@@ -21,8 +21,6 @@ from apex.say import say, warn
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from launch.run import meeting, preflight, resume, world
 from launch.run.beginning import importing
-from launch.run.meeting import RUN_FOLDER_VARIABLE
-from launch.run.resume import CHECKPOINT_VARIABLE
 from launch.run.world import Worlds, threads
 
 if TYPE_CHECKING:
@@ -79,12 +77,12 @@ def _meet(config: Config, topology: Topology, preset: str) -> tuple[Worlds, Any,
     told = world.from_environment()
     assert told is not None, "a rank belongs to a world"
     meeting.arrive(told[0])
-    if config.run.transport == "mpi" and RUN_FOLDER_VARIABLE not in os.environ:  # there is no launcher to give up
+    if config.run.transport == "mpi" and variables.RUN_FOLDER not in os.environ:  # there is no launcher to give up
         signal.alarm(ceil(config.run.meet_s))  # a rank that ends before may be waited for for ever, inside MPI_Init
     worlds, _ = world.load(config.run.transport)
     comm = worlds.world(topology.size)
     failure = _Failure(config, topology, comm.rank, preset)
-    failure.folder = RunFolder(os.environ[RUN_FOLDER_VARIABLE]) if RUN_FOLDER_VARIABLE in os.environ else None
+    failure.folder = RunFolder(os.environ[variables.RUN_FOLDER]) if variables.RUN_FOLDER in os.environ else None
     try:
         worlds.meet(comm, config.run.watchdog_s, config.run.meet_s)
     except PeerLost as error:
@@ -155,7 +153,7 @@ class _Failure:
             warn(text, end="")
             return
         written = self.folder is not None and leave_error(self.folder, text)
-        if not written or RUN_FOLDER_VARIABLE not in os.environ:
+        if not written or variables.RUN_FOLDER not in os.environ:
             warn(text, end="")
         if self.folder is not None:
             write_error_result(self.folder, self.config, self.topology, self.preset, 1)
@@ -168,9 +166,9 @@ def _agree_to_start(
     from launch.run import memory
 
     worlds, _ = world.load(config.run.transport)
-    path = os.environ.get(RUN_FOLDER_VARIABLE)
+    path = os.environ.get(variables.RUN_FOLDER)
     if path is not None:  # the launcher has checked
-        return None, worlds.from_learner(comm, lambda: envs.env_spec(config.env)), path, os.environ.get(CHECKPOINT_VARIABLE)
+        return None, worlds.from_learner(comm, lambda: envs.env_spec(config.env)), path, os.environ.get(variables.CHECKPOINT)
     refusal, spec = worlds.from_learner(comm, lambda: _attempt(preflight.check, config))
     if refusal is None:
         refusal = worlds.first_from_each_host(comm, lambda ranks: _attempt(memory.check, config, spec, topology, ranks)[0])
@@ -245,7 +243,7 @@ def _be_role(
     wait = wait_of(port)
     if wait.crowded and role_name in (ACTOR, EVALUATOR):
         os.nice(config.actor.nice)
-    speaks = role_name == LEARNER and RUN_FOLDER_VARIABLE not in os.environ  # there is no launcher to show the run
+    speaks = role_name == LEARNER and variables.RUN_FOLDER not in os.environ  # there is no launcher to show the run
     if speaks:
         view.announce(config, topology, folder.path)
         if checkpoint is not None:

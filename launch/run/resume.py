@@ -32,7 +32,6 @@ _OF_REPLAY = (
     ("replay", "alpha"), ("replay", "eps"),
 )  # fmt: skip
 
-CHECKPOINT_VARIABLE = "APEX_CHECKPOINT"  # set by `apex train` for the ranks it starts
 
 
 def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Config, RunFolder]:

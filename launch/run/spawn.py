@@ -16,6 +16,7 @@ A job on several hosts has one of these on each, with the same APEX_TOKEN (at le
 
 from __future__ import annotations
 
+from apex import processes, variables
 from launch.run import beginning
 
 if __name__ == "__main__":
@@ -23,7 +24,6 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
@@ -37,11 +37,10 @@ from pathlib import Path
 
 from apex.config import ConfigError
 from apex.say import protect, warn
-from apex.token import TOKEN_VARIABLE, missing_token, read_token
+from apex.token import missing_token, read_token
 from launch.run import leftovers
 from launch.run.options import Parser
 
-PR_SET_PDEATHSIG = 1
 FOLDER_PREFIX = "apex-ranks-"  # then the pid of this process
 _LONGEST_FOLDER = 80  # bytes; a socket's path may have 107
 _TOLD_S = 0.2  # when one fails: so that ranks that refuse a run together can say why
@@ -64,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         warn(f"launch.run.spawn: {error}")
         return _REFUSED
-    end_with_parent(signal.SIGTERM)
+    processes.end_with_parent(signal.SIGTERM)
     for number in _ENDING:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -97,11 +96,6 @@ def launcher(ranks: int, may_lose: int | None = None, lives: int = 0) -> list[st
     return [sys.executable, "-P", "-m", "launch.run.spawn", "-n", str(ranks), *tolerant, "--"]
 
 
-def end_with_parent(number: int) -> None:
-    """Have the kernel send this process a signal when its parent has ended."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-
-
 def _end(number: int, frame: object) -> None:
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
@@ -119,10 +113,10 @@ class Ranks:
     def start(self, options: argparse.Namespace, endpoint: str, token: str) -> None:
         """Start them, each in a group of its own, so that Ctrl-C on a terminal comes to this process alone."""
         self._options = options
-        self._job = {"APEX_SIZE": str(options.size or options.n), "APEX_ENDPOINT": endpoint, TOKEN_VARIABLE: token}
-        self._job["APEX_FIRST"] = str(options.first)
+        self._job = {variables.SIZE: str(options.size or options.n), variables.ENDPOINT: endpoint, variables.TOKEN: token}
+        self._job[variables.FIRST] = str(options.first)
         if options.may_lose is not None:
-            self._job["APEX_MAY_LOSE"] = str(options.may_lose)
+            self._job[variables.MAY_LOSE] = str(options.may_lose)
         for rank in range(options.first, options.first + options.n):
             self._start(rank, 0)
 
@@ -132,7 +126,7 @@ class Ranks:
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         try:
             process = subprocess.Popen(
-                self._options.command, env=os.environ | self._job | {"APEX_RANK": str(rank), "APEX_LIFE": str(life)},
+                self._options.command, env=os.environ | self._job | {variables.RANK: str(rank), variables.LIFE: str(life)},
                 stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _prepare(spawner, life),
             )  # fmt: skip
             self._running[process.pid], self._lives[rank] = (rank, process), life
@@ -167,9 +161,7 @@ class Ranks:
 
     def signal(self, number: int, first: int = 0) -> None:
         """Send a signal to all that run, from a rank on."""
-        for process in [process for rank, process in self._running.values() if rank >= first]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, number)
+        processes.signal_all([process.pid for rank, process in self._running.values() if rank >= first], number)
 
     def stand_still(self) -> None:
         """Ctrl-Z: stop the ranks and this process until the shell lets it go on; then let them."""
@@ -185,7 +177,7 @@ class Ranks:
 
 
 def _prepare(spawner: int, life: int) -> None:
-    end_with_parent(signal.SIGKILL)
+    processes.end_with_parent(signal.SIGKILL)
     for number in _PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -210,7 +202,7 @@ def _token(options: argparse.Namespace) -> str:
 
 
 def _given_token() -> bytes | None:
-    given = os.environ.get(TOKEN_VARIABLE, "")
+    given = os.environ.get(variables.TOKEN, "")
     return read_token(given) if given else None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
+from apex import variables
 from apex.config import Config, ConfigError
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # read before NumPy is imported, which reads the thread varia
 T = TypeVar("T")
 
 # (rank, size) as set by launch.run.spawn; by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
-_OUR_VARIABLES = ("APEX_RANK", "APEX_SIZE")
+_OUR_VARIABLES = (variables.RANK, variables.SIZE)
 _VARIABLES = (_OUR_VARIABLES, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

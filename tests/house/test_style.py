@@ -136,3 +136,9 @@ OWN_PRIVATES = [
 @pytest.mark.parametrize("source", OWN_PRIVATES)
 def test_a_private_name_of_the_file_itself_may_be_used(source):
     assert not foreign_privates(list(ast.walk(ast.parse(source))))
+
+
+@pytest.mark.parametrize("path", [path for path in PRODUCT if path.name != "variables.py"], ids=name_of)
+def test_only_one_module_spells_environment_variables_of_ours(path):
+    strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    assert not [text for text in strings if isinstance(text, str) and re.fullmatch(r"APEX_[A-Z_]*", text)]
