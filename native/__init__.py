@@ -5,12 +5,16 @@ that C can read as they are (one-dimensional, contiguous, int64 or float64), and
 and `Refused(row)` where C refuses a row. `replay_rank.index` is the comfortable way to it.
 """
 
+from pathlib import Path
+
 try:
     from native._native import FOR_DEVICE, Refused, Tree, Unfit, gather_rows, use_host, within
 except ImportError as error:
     if "GOACC" in str(error):
         raise ImportError("torch brought a libgomp without OpenACC; import native before torch") from error
     raise ImportError(f"the C part is missing or out of date ({error}); run: make native") from error
+
+LIBRARY = Path(__file__).with_name("_native.abi3.so")
 
 # The kinds of tree, and how a binary one updates, in the order of segment_tree.h.
 WIDE64, WIDE32, BINARY, RANKED = range(4)
@@ -19,6 +23,6 @@ NEVER = 2**63 - 1  # a crossover
 NOT_CHECKED = -2
 
 __all__ = [
-    "BINARY", "FORMS", "FOR_DEVICE", "NEVER", "NOT_CHECKED", "RANKED", "WIDE32", "WIDE64",
+    "BINARY", "FORMS", "FOR_DEVICE", "LIBRARY", "NEVER", "NOT_CHECKED", "RANKED", "WIDE32", "WIDE64",
     "Refused", "Tree", "Unfit", "gather_rows", "use_host", "within",
 ]  # fmt: skip

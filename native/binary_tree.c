@@ -177,7 +177,7 @@ static int by_element(const binary_tree *tree)
     return tree->form == BINARY_ELEMENT && tree->live == NULL;
 }
 
-static void set(segment_tree *head, const int64_t *slots, const double *mass, int64_t k)
+static void binary_set(segment_tree *head, const int64_t *slots, const double *mass, int64_t k)
 {
     binary_tree *tree = binary(head);
     int64_t step = tree->live != NULL ? LIVE_ROWS : k;
@@ -190,7 +190,7 @@ static void set(segment_tree *head, const int64_t *slots, const double *mass, in
 }
 
 /* Input: neighbouring slots that do not wrap around. Result: as for set; above them lie neighbours. */
-static void set_range(segment_tree *head, int64_t first, const double *mass, int64_t k)
+static void binary_set_range(segment_tree *head, int64_t first, const double *mass, int64_t k)
 {
     binary_tree *tree = binary(head);
     node *nodes = tree->nodes;
@@ -208,7 +208,7 @@ static void set_range(segment_tree *head, int64_t first, const double *mass, int
     fetch_root(tree);
 }
 
-static void get(const segment_tree *head, const int64_t *slots, double *mass, int64_t k)
+static void binary_get(const segment_tree *head, const int64_t *slots, double *mass, int64_t k)
 {
     const node *nodes = binary(head)->nodes;
     int64_t width = binary(head)->width;
@@ -253,7 +253,7 @@ static void find_by_levels(const binary_tree *tree, int64_t *slots, double *mass
     }
 }
 
-static void find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
+static void binary_find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
 {
     const binary_tree *tree = binary(head);
     if (tree->form == BINARY_ELEMENT || tree->live != NULL)
@@ -270,7 +270,7 @@ static int same(node a, node b)
 
 /* Input: a tree. Result: -1, or the lowest node that is not what its children, or for a leaf its own
  * mass, say it must be. */
-static int64_t check(const segment_tree *head)
+static int64_t binary_check(const segment_tree *head)
 {
     const binary_tree *tree = binary(head);
     node *nodes = tree->nodes;
@@ -288,7 +288,7 @@ static int64_t check(const segment_tree *head)
     return same(nodes[1], (node){head->total, head->minimum}) ? -1 : 1;
 }
 
-static void destroy(segment_tree *head)
+static void binary_destroy(segment_tree *head)
 {
     binary_tree *tree = binary(head);
     node *nodes = tree->nodes;
@@ -302,7 +302,7 @@ static void destroy(segment_tree *head)
     free(tree);
 }
 
-static const tree_kind binary_kind = {destroy, set, set_range, get, find, check, NULL};
+static const tree_kind binary_kind = {binary_destroy, binary_set, binary_set_range, binary_get, binary_find, binary_check, NULL};
 
 /* Result: whether there is a device for the tree to live on. Without one OpenACC runs on the host. */
 static int has_device(void)
@@ -315,7 +315,7 @@ static int has_device(void)
 }
 
 /* Input: a tree with nodes. Result: they are empty, here and on the device, where there is one. */
-static void make_empty(binary_tree *tree)
+static void binary_make_empty(binary_tree *tree)
 {
     node *nodes = tree->nodes;
     int64_t nodes_held = 2 * tree->width;
@@ -349,7 +349,7 @@ segment_tree *binary_tree_create(int64_t capacity)
         free(tree);
         return NULL;
     }
-    make_empty(tree);
+    binary_make_empty(tree);
     tree->crossover = INT64_MAX;
     tree->head.kind = &binary_kind;
     tree->head.backend = device ? "openacc device" : WITHOUT_DEVICE;

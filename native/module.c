@@ -7,7 +7,6 @@
 #include "arrays.h"
 #include "gather.h"
 #include "segment_tree.h"
-#include "time_calls.h"
 #include "within.h"
 
 typedef struct {
@@ -138,31 +137,6 @@ static PyObject *tree_binary_form(TreeObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* time_calls(op, k, cold_bytes, seed, slots, mass, us): see time_calls.h; us is float64[calls]. */
-static PyObject *tree_time_calls(TreeObject *self, PyObject *args)
-{
-    const char *op;
-    long long k, cold_bytes;
-    unsigned long long seed;
-    PyObject *arrays[3];
-    Py_buffer v[3];
-    if (!PyArg_ParseTuple(args, "sLLKOOO:time_calls", &op, &k, &cold_bytes, &seed, &arrays[0], &arrays[1], &arrays[2]))
-        return NULL;
-    if (open_arrays(arrays, 2, "if", v) != 0)
-        return NULL;
-    if (open_array(arrays[2], 'f', 1, &v[2]) != 0) {
-        close_arrays(v, 2);
-        return NULL;
-    }
-    int failed = time_calls(self->tree, op, k, cold_bytes, seed, v[0].buf, v[1].buf, ROWS(v[0]), v[2].buf, ROWS(v[2]));
-    close_arrays(v, 3);
-    if (failed) {
-        PyErr_Format(PyExc_ValueError, "cannot time %s of %lld rows", op, k);
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     char *names[] = {"kind", "capacity", "alpha", "portable", NULL};
@@ -215,12 +189,18 @@ static PyObject *tree_backend(TreeObject *self, void *closure)
     return PyUnicode_FromString(segment_tree_backend(self->tree));
 }
 
+/* The address of the segment_tree, for C code that calls it (timing.py). */
+static PyObject *tree_address(TreeObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromVoidPtr(self->tree);
+}
+
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))tree_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef tree_methods[] = {
     FAST(set), FAST(set_range), FAST(get), FAST(find_prefix), FAST(draw), FAST(save), FAST(load), FAST(check),
     {"binary_form", (PyCFunction)tree_binary_form, METH_VARARGS, NULL},
-    {"time_calls", (PyCFunction)tree_time_calls, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -229,6 +209,7 @@ static PyGetSetDef tree_getters[] = {
     {"minimum", (getter)tree_minimum, NULL, NULL, NULL},
     {"nbytes", (getter)tree_nbytes, NULL, NULL, NULL},
     {"backend", (getter)tree_backend, NULL, NULL, NULL},
+    {"address", (getter)tree_address, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -118,7 +118,7 @@ static void merge(ranked_tree *tree, int64_t number)
     tree->order[--tree->blocks] = right;
 }
 
-static void insert(ranked_tree *tree, entry added)
+static void ranked_insert(ranked_tree *tree, entry added)
 {
     int64_t number = block_for(tree, added);
     if (tree->order[number]->count == BLOCK) {
@@ -154,7 +154,7 @@ static void set_slot(ranked_tree *tree, int64_t slot, double priority)
     if (old > 0.0)
         erase(tree, (entry){old, slot});
     if (priority > 0.0)
-        insert(tree, (entry){priority, slot});
+        ranked_insert(tree, (entry){priority, slot});
     tree->priority[slot] = priority + 0.0;
 }
 
@@ -175,7 +175,7 @@ static void settle(ranked_tree *tree)
     tree->counted = 0;
 }
 
-static void set(segment_tree *head, const int64_t *slots, const double *mass, int64_t k)
+static void ranked_set(segment_tree *head, const int64_t *slots, const double *mass, int64_t k)
 {
     for (int64_t row = 0; row < k; row++)
         set_slot(ranked(head), slots[row], mass[row]);
@@ -221,7 +221,7 @@ static int set_all(ranked_tree *tree, int64_t first, const double *mass, int64_t
     return 1;
 }
 
-static void set_range(segment_tree *head, int64_t first, const double *mass, int64_t k)
+static void ranked_set_range(segment_tree *head, int64_t first, const double *mass, int64_t k)
 {
     ranked_tree *tree = ranked(head);
     int alone = k == head->capacity || (tree->size == 0 && k > BLOCK);
@@ -231,7 +231,7 @@ static void set_range(segment_tree *head, int64_t first, const double *mass, int
     settle(tree);
 }
 
-static void get(const segment_tree *head, const int64_t *slots, double *mass, int64_t k)
+static void ranked_get(const segment_tree *head, const int64_t *slots, double *mass, int64_t k)
 {
     for (int64_t row = 0; row < k; row++)
         mass[row] = ranked(head)->priority[slots[row]];
@@ -278,7 +278,7 @@ static void count_blocks(ranked_tree *tree)
 }
 
 /* The counts are a cache: a search may make them. */
-static void find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
+static void ranked_find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
 {
     ranked_tree *tree = ranked(head);
     if (!tree->counted)
@@ -303,7 +303,7 @@ static int sums_are_right(const ranked_tree *tree, int64_t filled)
 
 /* Input: a tree. Result: -1, or the number of the first block that holds an entry out of order or not
  * as its slot says; the number of blocks in use when a filled slot is in none of them or a sum is wrong. */
-static int64_t check(const segment_tree *head)
+static int64_t ranked_check(const segment_tree *head)
 {
     const ranked_tree *tree = ranked(head);
     int64_t entries = 0, filled = 0;
@@ -326,7 +326,7 @@ static int64_t check(const segment_tree *head)
     return entries == filled && filled == tree->size && sums_are_right(tree, filled) ? -1 : tree->blocks;
 }
 
-static void destroy(segment_tree *head)
+static void ranked_destroy(segment_tree *head)
 {
     ranked_tree *tree = ranked(head);
     free(tree->priority);
@@ -337,7 +337,7 @@ static void destroy(segment_tree *head)
     free(tree);
 }
 
-static const tree_kind ranked_kind = {destroy, set, set_range, get, find, check, NULL};
+static const tree_kind ranked_kind = {ranked_destroy, ranked_set, ranked_set_range, ranked_get, ranked_find, ranked_check, NULL};
 
 /* Input: capacity >= 1 and an exponent. Result: an empty tree, owned by the caller; NULL when it is too
  * large to address or without memory. */
@@ -356,7 +356,7 @@ segment_tree *ranked_tree_create(int64_t capacity, double alpha)
     tree->order = malloc((size_t)tree->max_blocks * sizeof *tree->order);
     tree->before = malloc((size_t)tree->max_blocks * sizeof *tree->before);
     if (!tree->priority || !tree->cumulative || !tree->pool || !tree->order || !tree->before) {
-        destroy(&tree->head);
+        ranked_destroy(&tree->head);
         return NULL;
     }
     for (int64_t number = 0; number < tree->max_blocks; number++)

@@ -126,8 +126,8 @@ double segment_tree_minimum(const segment_tree *tree);
 
 /* Verifies the whole structure to the last bit: slots hold what they may, and everything above them is
  * what a fresh tree would have. Returns -1, or the number of a bad node; each kind's source says how
- * it counts them. O(capacity)., or SEGMENT_TREE_NOT_CHECKED: a wide tree is
- * compared with a new one, for which there may be no memory. */
+ * it counts them. Returns SEGMENT_TREE_NOT_CHECKED if a wide tree, which is compared with a new one, gets
+ * no memory for that. O(capacity). */
 int64_t segment_tree_check(const segment_tree *tree);
 
 /* How a binary tree updates from now on: one form always, or BINARY_AUTO, as it starts: BINARY_LEVELS

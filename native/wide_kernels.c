@@ -320,7 +320,7 @@ INLINE void find_rows(const wide_tree *tree, int64_t *slots, double *mass, int64
     }
 }
 
-static void set(segment_tree *head, const int64_t *slots, const double *mass, int64_t k)
+static void wide_set(segment_tree *head, const int64_t *slots, const double *mass, int64_t k)
 {
     wide_tree *tree = (wide_tree *)head;
     if (tree->narrow)
@@ -329,7 +329,7 @@ static void set(segment_tree *head, const int64_t *slots, const double *mass, in
         set_rows(tree, slots, mass, k, 0);
 }
 
-static void set_range(segment_tree *head, int64_t first, const double *mass, int64_t k)
+static void wide_set_range(segment_tree *head, int64_t first, const double *mass, int64_t k)
 {
     wide_tree *tree = (wide_tree *)head;
     if (tree->narrow)
@@ -338,7 +338,7 @@ static void set_range(segment_tree *head, int64_t first, const double *mass, int
         set_neighbours(tree, first, mass, k, 0);
 }
 
-static void get(const segment_tree *head, const int64_t *slots, double *mass, int64_t k)
+static void wide_get(const segment_tree *head, const int64_t *slots, double *mass, int64_t k)
 {
     const wide_tree *tree = (const wide_tree *)head;
     for (int64_t row = 0; row < k; row++)
@@ -346,7 +346,7 @@ static void get(const segment_tree *head, const int64_t *slots, double *mass, in
 }
 
 /* The prefix sums and the guide are a cache: a search may make them. */
-static void find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
+static void wide_find(const segment_tree *head, int64_t *slots, double *mass, int64_t k)
 {
     wide_tree *tree = (wide_tree *)head;
     if (!tree->searchable) {
@@ -361,5 +361,5 @@ static void find(const segment_tree *head, int64_t *slots, double *mass, int64_t
 }
 
 const tree_kernels OF_ISA(kernels) = {
-    ISA_NAME, &OF_ISA(rows), {wide_tree_destroy, set, set_range, get, find, NULL, wide_tree_compare},
+    ISA_NAME, &OF_ISA(rows), {wide_tree_destroy, wide_set, wide_set_range, wide_get, wide_find, NULL, wide_tree_compare},
 };

@@ -58,7 +58,7 @@ static size_t lay_out(wide_tree *tree, uintptr_t memory)
 }
 
 /* Input: a tree with memory. Result: all its leaves are zero, and everything above agrees. */
-static void make_empty(wide_tree *tree)
+static void wide_make_empty(wide_tree *tree)
 {
     memset(tree->arena, 0, tree->arena_bytes);
     for (int level = 1; level <= tree->top + 1; level++)
@@ -88,7 +88,7 @@ segment_tree *wide_tree_create(int64_t capacity, int narrow, const tree_kernels 
         return NULL;
     }
     lay_out(tree, (uintptr_t)tree->arena);
-    make_empty(tree);
+    wide_make_empty(tree);
     tree->head.kind = &kernels->wide;
     tree->head.backend = kernels->name;
     tree->head.bytes = (int64_t)(tree->arena_bytes + sizeof *tree);

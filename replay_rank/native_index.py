@@ -5,6 +5,8 @@ An array that C can read as it is goes straight there; any other is first conver
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -128,8 +130,8 @@ class NativeIndex(PriorityIndex):
         if number != -1:
             raise AssertionError(self.bad_part.format(number))
 
-    def time_calls(self, op: str, k: int, calls: int, cold_bytes: int, slots: np.ndarray, mass: np.ndarray, seed: int) -> np.ndarray:
-        """Return what each call takes without Python, float64[calls] in microseconds; see `native/time_calls.h`."""
-        us = np.empty(calls)
-        self._tree.time_calls(op, k, cold_bytes, seed, slots, mass, us)
-        return us
+    def timed_from_c(self) -> Callable[..., np.ndarray] | None:
+        """Return `native.timing.time_calls` of this tree; None, and a warning, if the C compiler is missing."""
+        from native import timing  # only the benchmark compiles it
+
+        return None if timing.load() is None else partial(timing.time_calls, self._tree.address)

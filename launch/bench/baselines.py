@@ -37,7 +37,7 @@ class Rival:
     Attributes:
         name: the row's name. leaf: what a mass is stored as. ops: the operations worth measuring.
         index: the priority index behind it, if it is ours. package: the package it comes from, if not.
-        time_calls: what times its calls in C (see ``NativeIndex.time_calls``), None where it is not in C.
+        time_calls: what times its calls in C (see ``native.timing.time_calls``), None where it is not in C.
     """
 
     name: str
@@ -317,7 +317,7 @@ def _timed_in_c(index: PriorityIndex) -> Callable[..., np.ndarray] | None:
         from replay_rank.native_index import NativeIndex
 
         if isinstance(index, NativeIndex):
-            return index.time_calls
+            return index.timed_from_c()
     return None
 
 

@@ -1,5 +1,6 @@
 """The command where it is installed: in a folder with a space in its name, and beside packages with the names of ours."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -75,6 +76,18 @@ def test_a_wheel_in_a_folder_with_a_space_trains_beside_packages_of_our_names(in
     ended = run_to_end([installed, *short(directory, transport)], {"PYTHONPATH": str(namesakes), "PATH": path}, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert RunFolder(directory / "latest").result()["learner_steps"] == 20
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_the_types_of_the_c_module_and_times_it_from_c(installed, run_to_end, tmp_path):
+    venv = installed.parents[1]
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
+    assert (site / "native" / "_native.pyi").is_file()
+    rows = tmp_path / "rows.json"
+    command = [installed, "bench", "index", "--quick", "--leaves", "20000", "--indexes", "wide", "--json", rows]
+    ended = run_to_end(command, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert {"c", "python"} == {row["caller"] for row in json.loads(rows.read_text())["rows"]}
 
 
 def test_the_checkout_s_command_finds_our_packages_before_others_of_their_names(namesakes, run_to_end, tmp_path):
