@@ -11,69 +11,101 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-REPORT_FIELDS: dict[str, tuple[str, ...]] = {
-    "actor": ("agent_steps", "env_frames", "episodes", "return_sum", "transitions", "wait_s", "env_restarts"),
-    "replay": ("inserted", "sampled", "size", "capacity", "stale_updates", "wait_s"),
-    "learner": (
-        "learner_steps", "wait_s", "loss", "td_error", "q_value", "grad_norm", "staleness", "param_version", "skipped_steps",
-        "actors_lost", "actors_replaced",
-    ),
-    "evaluator": ("evaluations", "eval_return", "eval_episodes", "eval_version", "wait_s", "env_restarts"),
-}  # fmt: skip
+from apex import refusals
+
+_LARGEST_COUNT = 2.0**53  # beyond, a float64 no longer counts one by one
+
+
+class How(Enum):
+    """How a row makes its value from reports, each summed over all ranks of the roles that have it."""
+
+    TIME = "seconds since the run started"
+    COUNT = "the newest value, a whole number"
+    GAUGE = "the newest value, a real number; not known (NaN) until it has been measured"
+    RATE = "the gain since the previous row, per second"
+    SHARE = "the gain since the previous row, in percent of the time of all ranks"
+    QUOTIENT = "the newest values of two fields, divided; 0 where the second is 0"
+    MEAN = "the gains of two fields since the previous row, divided"
+
+
+class Metric(NamedTuple):
+    """One line of the table of metrics."""
+
+    tag: str
+    """TensorBoard tag."""
+    how: How
+    sources: tuple[str, ...] = ()
+    """``"role.field"`` of the reports that it is made from."""
+
+
+def _metric(tag: str, how: How, *sources: str) -> Metric:
+    return Metric(tag, how, sources)
+
+
+METRICS: dict[str, Metric] = {
+    "wall_s": _metric("run/wall_s", How.TIME),
+    "learner_steps": _metric("learner/learner_steps", How.COUNT, "learner.learner_steps"),
+    "agent_steps": _metric("actor/agent_steps", How.COUNT, "actor.agent_steps"),
+    "env_frames": _metric("actor/env_frames", How.COUNT, "actor.env_frames"),
+    "episodes": _metric("actor/episodes", How.COUNT, "actor.episodes"),
+    "transitions": _metric("actor/transitions", How.COUNT, "actor.transitions"),
+    "agent_steps_per_s": _metric("actor/agent_steps_per_s", How.RATE, "actor.agent_steps"),
+    "transitions_per_s": _metric("actor/transitions_per_s", How.RATE, "actor.transitions"),
+    "learner_steps_per_s": _metric("learner/learner_steps_per_s", How.RATE, "learner.learner_steps"),
+    "replay_size": _metric("replay/size", How.COUNT, "replay.size"),
+    "replay_fill": _metric("replay/fill", How.QUOTIENT, "replay.size", "replay.capacity"),
+    "samples_per_insert": _metric("replay/samples_per_insert", How.QUOTIENT, "replay.sampled", "replay.inserted"),
+    "stale_updates": _metric("replay/stale_updates", How.COUNT, "replay.stale_updates"),
+    "staleness": _metric("learner/staleness", How.GAUGE, "learner.staleness"),
+    "param_version": _metric("learner/param_version", How.COUNT, "learner.param_version"),
+    "learner_wait_pct": _metric("learner/wait_pct", How.SHARE, "learner.wait_s"),
+    "actor_wait_pct": _metric("actor/wait_pct", How.SHARE, "actor.wait_s"),
+    "loss": _metric("learner/loss", How.GAUGE, "learner.loss"),
+    "td_error": _metric("learner/td_error", How.GAUGE, "learner.td_error"),
+    "q_value": _metric("learner/q_value", How.GAUGE, "learner.q_value"),
+    "grad_norm": _metric("learner/grad_norm", How.GAUGE, "learner.grad_norm"),
+    "train_return": _metric("actor/train_return", How.MEAN, "actor.return_sum", "actor.episodes"),
+    "eval_return": _metric("evaluator/eval_return", How.GAUGE, "evaluator.eval_return"),
+    "eval_episodes": _metric("evaluator/eval_episodes", How.COUNT, "evaluator.eval_episodes"),
+    "evaluations": _metric("evaluator/evaluations", How.COUNT, "evaluator.evaluations"),
+    "eval_version": _metric("evaluator/eval_version", How.COUNT, "evaluator.eval_version"),
+    "skipped_steps": _metric("learner/skipped_steps", How.COUNT, "learner.skipped_steps"),
+    "env_restarts": _metric("run/env_restarts", How.COUNT, "actor.env_restarts", "evaluator.env_restarts"),
+    "actors_lost": _metric("actor/actors_lost", How.COUNT, "learner.actors_lost"),
+    "actors_replaced": _metric("actor/actors_replaced", How.COUNT, "learner.actors_replaced"),
+}
+"""Key of a row of the log -> how it is made and shown. An entry here is all that a new metric needs beside its count."""
+
+# Role -> the count that tells which of two reports is newer; its report begins with it. All ranks also report their waits.
+_AGE = {"actor": "agent_steps", "replay": "inserted", "learner": "learner_steps", "evaluator": "evaluations"}
+
+METRICS |= {
+    f"refused_{kind}": Metric(f"run/refused_{kind}", How.COUNT, tuple(f"{role}.refused_{kind}" for role in _AGE)) for kind in refusals.KINDS
+}
+
+ROW_FIELDS = tuple(METRICS)
+"""Keys of a row of the log, in order."""
+
+
+def _fields(role: str) -> tuple[str, ...]:
+    sources = [source.partition(".") for metric in METRICS.values() for source in metric.sources]
+    return tuple(dict.fromkeys([_AGE[role], "wait_s", *(name for owner, _, name in sources if owner == role)]))
+
+
+REPORT_FIELDS: dict[str, tuple[str, ...]] = {role: _fields(role) for role in _AGE}
 """Role -> names in its report, in order. The first of each is cumulative and never decreases."""
 
 MAX_REPORT = max(len(names) for names in REPORT_FIELDS.values())
 """Length of the longest report, in float64 values: the size of a buffer that fits any role's."""
 
 # A measurement that has not been made yet is NaN, not 0: a loss of 0 would be news.
-_UNKNOWN_AT_FIRST = {"loss", "td_error", "q_value", "grad_norm", "staleness", "eval_return"}
-
-_LARGEST_COUNT = 2.0**53  # beyond, a float64 no longer counts one by one
-
-# Row key -> (role, ..., report field), summed over the ranks of these roles.
-_WHOLE = {
-    "learner_steps": ("learner", "learner_steps"),
-    "agent_steps": ("actor", "agent_steps"),
-    "env_frames": ("actor", "env_frames"),
-    "episodes": ("actor", "episodes"),
-    "transitions": ("actor", "transitions"),
-    "replay_size": ("replay", "size"),
-    "stale_updates": ("replay", "stale_updates"),
-    "param_version": ("learner", "param_version"),
-    "skipped_steps": ("learner", "skipped_steps"),
-    "actors_lost": ("learner", "actors_lost"),
-    "actors_replaced": ("learner", "actors_replaced"),
-    "env_restarts": ("actor", "evaluator", "env_restarts"),
-    "eval_episodes": ("evaluator", "eval_episodes"),
-    "evaluations": ("evaluator", "evaluations"),
-    "eval_version": ("evaluator", "eval_version"),
-}
-_REAL = {
-    "staleness": ("learner", "staleness"),
-    "loss": ("learner", "loss"),
-    "td_error": ("learner", "td_error"),
-    "q_value": ("learner", "q_value"),
-    "grad_norm": ("learner", "grad_norm"),
-    "eval_return": ("evaluator", "eval_return"),
-}
-_RATES = {
-    "agent_steps_per_s": ("actor", "agent_steps"),
-    "transitions_per_s": ("actor", "transitions"),
-    "learner_steps_per_s": ("learner", "learner_steps"),
-}
-
-ROW_FIELDS = (
-    "wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "agent_steps_per_s",
-    "transitions_per_s", "learner_steps_per_s", "replay_size", "replay_fill", "samples_per_insert", "stale_updates",
-    "staleness", "param_version", "learner_wait_pct", "actor_wait_pct", "loss", "td_error", "q_value",
-    "grad_norm", "train_return", "eval_return", "eval_episodes", "evaluations", "eval_version",
-    "skipped_steps", "env_restarts", "actors_lost", "actors_replaced",
-)  # fmt: skip
-"""Keys of a row of the log, in order."""
+_UNKNOWN_AT_FIRST = {metric.sources[0].partition(".")[2] for metric in METRICS.values() if metric.how is How.GAUGE}
 
 
 class Counters:
@@ -107,7 +139,8 @@ class Counters:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on from ``state_dict``. Raises KeyError for a missing name, TypeError or ValueError for a value that cannot be."""
-        values = {name: float(state[name]) for name in self._values}
+        new = {name for name in self._values if name.startswith("refused_")} - state.keys()  # of a checkpoint from before these
+        values = {name: 0.0 if name in new else float(state[name]) for name in self._values}
         _check_values(self.role, np.array(list(values.values())))
         self._values = values
 
@@ -170,38 +203,34 @@ class Hub:
         Rates, waits (percent, 0 to 100) and train_return cover the time since the previous row; in the
         ``last`` row since the one before, as it may come any moment after the previous.
         """
-        now, base = self._clock(), self._bases[0 if last else -1]
-        values = {"wall_s": _real(now - self._started)}
-        values |= {key: _whole(self._sum(*source)) for key, source in _WHOLE.items()}
-        values |= {key: _real(self._sum(*source)) for key, source in _REAL.items()}
-        values |= self._since(base[1], now - base[0]) | self._ratios()
+        now, (then, base) = self._clock(), self._bases[0 if last else -1]
+        row = {key: self._value(metric, base, now, now - then) for key, metric in METRICS.items()}
         self._bases.append((now, self._copy()))
-        return {key: values[key] for key in ROW_FIELDS}
+        return row
 
     def _copy(self) -> dict[str, np.ndarray]:
         return {role: reports.copy() for role, reports in self._reports.items()}
 
-    def _since(self, base: dict[str, np.ndarray], elapsed_s: float) -> dict:
-        """Return what is measured over an interval that began with the reports ``base``."""
-
-        def gain(role: str, name: str) -> np.ndarray:
-            return _column(self._reports, role, name) - _column(base, role, name)
-
-        values = {key: _ratio(gain(*source).sum(), elapsed_s) for key, source in _RATES.items()}
-        for role in ("learner", "actor"):
-            waited = gain(role, "wait_s")
-            values[f"{role}_wait_pct"] = _percent(waited.sum(), elapsed_s * len(waited))
-        values["train_return"] = _ratio(gain("actor", "return_sum").sum(), gain("actor", "episodes").sum())
-        return values
-
-    def _ratios(self) -> dict:
-        fill = _ratio(self._sum("replay", "size"), self._sum("replay", "capacity"), otherwise=0.0)
-        drawn = _ratio(self._sum("replay", "sampled"), self._sum("replay", "inserted"), otherwise=0.0)
-        return {"replay_fill": fill, "samples_per_insert": drawn}
-
-    def _sum(self, *source: str) -> float:
-        *roles, name = source
-        return float(sum(_column(self._reports, role, name).sum() for role in roles))
+    def _value(self, metric: Metric, base: dict[str, np.ndarray], now: float, elapsed_s: float) -> float | None:
+        """Return the value of a metric for a row, over an interval that began with the reports ``base``."""
+        sums = [_sum(self._reports, source) for source in metric.sources]
+        match metric.how:
+            case How.TIME:
+                return _real(now - self._started)
+            case How.COUNT:
+                return _whole(sum(sums))
+            case How.GAUGE:
+                return _real(sum(sums))
+            case How.QUOTIENT:
+                return _ratio(*sums, otherwise=0.0)
+        gains = [total - _sum(base, source) for total, source in zip(sums, metric.sources)]
+        match metric.how:
+            case How.RATE:
+                return _ratio(gains[0], elapsed_s)
+            case How.SHARE:
+                return _percent(gains[0], elapsed_s * len(base[metric.sources[0].partition(".")[0]]))
+            case _:
+                return _ratio(*gains)
 
 
 def _report(role: str, vector: ArrayLike) -> np.ndarray:
@@ -219,8 +248,9 @@ def _check_values(role: str, report: np.ndarray) -> None:
             raise ValueError(f"a report of {role} in which {name} is {value:g}")
 
 
-def _column(reports: dict, role: str, name: str) -> np.ndarray:
-    return reports[role][:, REPORT_FIELDS[role].index(name)]
+def _sum(reports: dict[str, np.ndarray], source: str) -> float:
+    role, _, name = source.partition(".")
+    return float(reports[role][:, REPORT_FIELDS[role].index(name)].sum())
 
 
 def _real(value: float) -> float | None:

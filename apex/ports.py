@@ -102,13 +102,16 @@ class Port(Protocol):
 
     @property
     def refused(self) -> int:
-        """Messages that were malformed, too long or not asked for: dropped and counted, the first was told."""
+        """Messages that were malformed, too long or not asked for, and were dropped; of each kind the first was printed."""
 
     def waking(self) -> Waking:
         """Return how messages wake this rank."""
 
-    def refuse(self, why: str) -> None:
-        """Count a message that the role does not take: its length was right, what it holds is not. It has changed nothing."""
+    def refuse(self, kind: str, why: str) -> None:
+        """Count a message of a kind of ``apex.refusals`` whose content the role rejects; it has changed nothing."""
+
+    def poll_refusals(self) -> dict[str, int]:
+        """Return kind -> messages refused since the last call."""
 
     def progress(self) -> None:
         """Let messages move; cheap, called often."""

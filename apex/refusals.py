@@ -1,33 +1,36 @@
-"""What a rank does not take: malformed, oversized or unasked for. Each is counted, the first is told."""
+"""Messages that a rank refuses: malformed, oversized or not asked for. They are dropped and counted by kind."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from apex.say import warn
+
+KINDS = ("intake", "sample_request", "sample", "priority", "weight_request", "weights", "control", "other")
+"""The kinds of message (see ``apex.transport.wire.Kind``), and all that is none of them or comes from outside the run."""
 
 
 class Refusals:
-    """The number of messages that ``owner`` has refused."""
+    """Counts what ``owner``, a rank's name, refuses. The first message of each kind is reported on stderr."""
 
     def __init__(self, owner: str):
-        self.owner, self.count = owner, 0
-
-    def add(self, why: str, number: int = 1) -> None:
-        """Count ``number`` more; say ``why`` where they are the first."""
-        if not self.count:
-            warn(f"apex: {self.owner} refused {why}; more are only counted")
-        self.count += number
-
-
-class Refusing:
-    """What every port says of the messages that it, or the role behind it, has refused; to be given ``refusals``."""
-
-    refusals: Refusals
+        self.owner = owner
+        self._all: Counter[str] = Counter()
+        self._new: Counter[str] = Counter()
 
     @property
-    def refused(self) -> int:
+    def count(self) -> int:
         """Messages refused so far."""
-        return self.refusals.count
+        return self._all.total()
 
-    def refuse(self, why: str) -> None:
-        """The role does not take what the port has handed out."""
-        self.refusals.add(why)
+    def add(self, kind: str, why: str) -> None:
+        """Count one message of a kind of :data:`KINDS`; ``why`` says which message, from whom, and what is wrong with it."""
+        if not self._all[kind]:
+            warn(f"apex: {self.owner} refused {why}; more of this kind are only counted")
+        self._all[kind] += 1
+        self._new[kind] += 1
+
+    def poll(self) -> dict[str, int]:
+        """Return kind -> messages refused since the last call."""
+        new, self._new = self._new, Counter()
+        return dict(new)

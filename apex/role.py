@@ -69,6 +69,8 @@ class Role:
     def report(self) -> bool:
         """Send the counters to the learner; return whether the port took them."""
         self.update_counters()
+        for kind, number in self.port.poll_refusals().items():
+            self.counters.add(f"refused_{kind}", number)
         return self.port.send_report(self.counters.vector())
 
     def close(self) -> None:

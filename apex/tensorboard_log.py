@@ -10,24 +10,10 @@ import socket
 import time
 from pathlib import Path
 
-_GROUPS = {
-    "run": ("wall_s", "env_restarts"),
-    "actor": (
-        "agent_steps", "agent_steps_per_s", "env_frames", "episodes", "transitions", "transitions_per_s",
-        "actor_wait_pct", "train_return", "actors_lost", "actors_replaced",
-    ),
-    "replay": ("replay_size", "replay_fill", "samples_per_insert", "stale_updates"),
-    "learner": (
-        "learner_steps", "learner_steps_per_s", "learner_wait_pct", "loss", "td_error", "q_value", "grad_norm",
-        "staleness", "param_version", "skipped_steps",
-    ),
-    "evaluator": ("eval_return", "eval_episodes", "evaluations", "eval_version"),
-}  # fmt: skip
-_SHORT = {"replay_size": "size", "replay_fill": "fill", "actor_wait_pct": "wait_pct", "learner_wait_pct": "wait_pct"}
+from apex.metrics import METRICS
 
-TAGS = {key: f"{group}/{_SHORT.get(key, key)}" for group, keys in _GROUPS.items() for key in keys}
+TAGS = {key: metric.tag for key, metric in METRICS.items()}
 """Row key -> TensorBoard tag."""
-
 
 _numbers = itertools.count()
 
@@ -43,7 +29,7 @@ class Scalars:
         self._path = Path(path) / name
         self._file: io.FileIO | None = None
         self._evaluations = 0
-        with contextlib.suppress(OSError):  # told of with the first row
+        with contextlib.suppress(OSError):  # the first row reports it
             self._open()
 
     def write(self, row: dict) -> None:
@@ -54,7 +40,7 @@ class Scalars:
         """
         evaluations = row.get("evaluations") or 0
         evaluated, self._evaluations = evaluations != self._evaluations, evaluations
-        shown = {k: v for k, v in row.items() if _is_number(v) and (evaluated or k not in _GROUPS["evaluator"])}
+        shown = {k: v for k, v in row.items() if _is_number(v) and (evaluated or not TAGS.get(k, "").startswith("evaluator/"))}
         values = [{"tag": TAGS.get(key, f"run/{key}"), "simple_value": value} for key, value in shown.items()]
         file = self._file or self._open()
         _append(file, _record(step=row.get("learner_steps") or 0, summary={"value": values}))

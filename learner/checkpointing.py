@@ -184,7 +184,7 @@ class Checkpoints:
         for role, index, reply in heard:
             rank = self.topology.rank(role, index)
             if rank not in self._owing or not self._is_due_from(rank, role, reply):
-                self.port.refuse(f"an acknowledgement of {role} {index} of no checkpoint that it was asked for")
+                self.port.refuse("control", f"an acknowledgement of {role} {index} of no checkpoint that it was asked for")
                 continue
             self._owing.discard(rank)
             if self._writing is not None and isinstance(reply, CheckpointAck):

@@ -134,7 +134,7 @@ class Learner(Role):
         views = self._samples.views(message)
         wrong = what_is_wrong(views, self._num_actions)
         if wrong is not None:
-            self.port.refuse(f"a sample batch of replay {replay}: {wrong}")
+            self.port.refuse("sample", f"a sample batch of replay {replay}: {wrong}")
             return
         try:
             result = self.train(views, self.importance(replay, views))
@@ -254,7 +254,7 @@ class Learner(Role):
             try:
                 self.run_log.hear(report)
             except ValueError as refusal:
-                self.port.refuse(str(refusal))
+                self.port.refuse("control", str(refusal))
                 continue
             if self.supervisor is not None:
                 self.supervisor.heard(report.role, report.index)

@@ -144,7 +144,7 @@ class ReplayService(Role):
         try:
             self._take(event)
         except ValueError as refusal:  # nothing has changed
-            self.port.refuse(str(refusal))
+            self.port.refuse("intake" if isinstance(event, IntakeEvent) else "priority", str(refusal))
         return event is not None
 
     def _take(self, event: Event | None) -> None:

@@ -48,9 +48,13 @@ class Endpoint:
         """Messages refused so far."""
         return self.refusals.count
 
-    def refuse(self, why: str) -> None:
-        """Count a message that the role does not take."""
-        self.refusals.add(why)
+    def refuse(self, kind: str, why: str) -> None:
+        """Count a message whose content the role rejects."""
+        self.refusals.add(kind, why)
+
+    def poll_refusals(self) -> dict[str, int]:
+        """Return kind -> messages refused since the last call."""
+        return self.refusals.poll()
 
     def waking(self) -> Waking:
         """Return how messages wake this rank."""
@@ -215,9 +219,9 @@ class Endpoint:
         return True
 
     def _refuse_control(self, source: int, kind: str) -> None:
-        self.refuse(
-            f"a control message of {self.topology.name(source)} that is unexpected or malformed ({kind[:40]})"
-        )
+        name = self.topology.name(source)
+        why = f"a control message of {name} that is unexpected or malformed ({kind[:40]})"
+        self.refuse("control", why)
 
     # --- the end ---
 

@@ -209,9 +209,8 @@ class LearnerEndpoint(Endpoint):
     def _take_request(self, message: Received) -> None:
         wanted = read_request(message)
         if wanted is None:
-            self.refuse(
-                f"a request of {self.topology.name(message.source)} for weights of fewer than 0 learner steps"
-            )
+            name = self.topology.name(message.source)
+            self.refuse("weight_request", f"a request of {name} for weights of fewer than 0 learner steps")
         elif message.source not in self._away:
             self._weights.requests[message.source] = wanted
 

@@ -11,7 +11,7 @@ import numpy as np
 from apex.ports import Change, Waking
 from apex.refusals import Refusals
 from apex.schema import aligned_bytes
-from apex.transport.wire import KINDS, Allowed, Kind, Received, Sent, decode, encode
+from apex.transport.wire import KINDS, Allowed, Kind, Received, Sent, decode, encode, refusal_kind
 
 
 class LocalWorld:
@@ -44,7 +44,7 @@ class LocalMessage(Received):
     def reject(self, why: str) -> None:
         """Drop and count."""
         self.release()
-        self.sender.world.wires[self.dest].refusals.add(why)
+        self.sender.world.wires[self.dest].refusals.add(refusal_kind(self.kind), why)
 
 
 class LocalWire:

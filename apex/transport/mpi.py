@@ -43,6 +43,7 @@ from apex.transport.wire import (
     decode,
     encode,
     posted_at_a_time,
+    refusal_kind,
 )
 
 __all__ = ["MpiWire", "connect", "join_wire", "make_wire"]
@@ -134,7 +135,7 @@ class _Matched(Received):
 
     def reject(self, why: str) -> None:
         """Drop and count."""
-        self._wire.refusals.add(why)
+        self._wire.refusals.add(refusal_kind(self.kind), why)
         self._wire.discards.add(self._matched)
 
 
@@ -162,7 +163,7 @@ class _Posted(Received):
 
     def reject(self, why: str) -> None:
         """Drop and count."""
-        self._refusals.add(why)
+        self._refusals.add(refusal_kind(self.kind), why)
         self._peer.release()
 
 
@@ -300,12 +301,12 @@ class MpiWire:
         try:
             payload = peer.peek()
         except (ValueError, OverflowError, OSError) as error:
-            self.refusals.add(f"what rank {peer.rank} posts: {error}")
+            self.refusals.add(refusal_kind(kind), f"what rank {peer.rank} posts: {error}")
             peer.release()
             return None
         if bounds[0] <= len(payload) <= bounds[1]:
             return _Posted(peer, _KINDS[kind], payload, self.refusals)
-        self.refusals.add(f"{len(payload)} bytes posted by rank {peer.rank} (kind {kind})")
+        self.refusals.add(refusal_kind(kind), f"{len(payload)} bytes posted by rank {peer.rank} (kind {kind})")
         peer.release()
         return None
 
@@ -319,7 +320,7 @@ class MpiWire:
             return None
         is_held = matched.tag in KINDS and KINDS[Kind(matched.tag)].is_held
         if is_held != (channel == HELD) or not self._is_allowed(matched.source, matched.tag, matched.nbytes):
-            self._drop(matched)
+            self._drop(matched, refusal_kind(matched.tag))
             return None
         return _Matched(self, matched, Kind(matched.tag))
 
@@ -339,7 +340,7 @@ class MpiWire:
                 self._spawner.ask({})  # the learner may be ready for the next when this rank is not yet
                 continue
             if matched.tag not in (_CONTROL, _QUIET) or matched.nbytes > CONTROL_NBYTES:
-                self._drop(matched)
+                self._drop(matched, "control")
                 continue
             message = self._parsed(matched)
             if message is not None:
@@ -350,7 +351,7 @@ class MpiWire:
     def _parsed(self, matched: MatchedMessage) -> dict | None:
         message = decode(matched.payload())
         if message is None:
-            self.refusals.add(f"a control message of rank {matched.source} that is no JSON object")
+            self.refusals.add("control", f"a control message of rank {matched.source} that is no JSON object")
         return message
 
     def _probe(self, channel: int) -> MatchedMessage | None:
@@ -373,10 +374,10 @@ class MpiWire:
         least, most = self.allowed.get((source, kind), (1, 0))
         return least <= nbytes <= most
 
-    def _drop(self, matched: MatchedMessage) -> None:
+    def _drop(self, matched: MatchedMessage, kind: str) -> None:
         size = f"tag {matched.tag}, {matched.nbytes} bytes"
         why = f"a message of rank {matched.source} that is unexpected or malformed ({size})"
-        self.refusals.add(why)
+        self.refusals.add(kind, why)
         self.discards.add(matched)
 
     def take_buffer(self, nbytes: int) -> np.ndarray:
@@ -448,7 +449,7 @@ class MpiWire:
             not any(KINDS[Kind(kind)].is_held for _, kind in self.allowed)
             and (matched := self._probe(HELD)) is not None
         ):
-            self._drop(matched)
+            self._drop(matched, "control")
 
     def _lose(self, rank: int, why: str) -> None:
         """Drop a rank: all sends to it count as complete."""

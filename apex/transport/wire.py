@@ -47,6 +47,11 @@ _SPOKEN = {kind: kind.name.lower().replace("_", " ") for kind in Kind} | {
 }
 
 
+def refusal_kind(kind: int) -> str:
+    """Return the kind (see ``apex.refusals.KINDS``) under which a message that is refused is counted."""
+    return Kind(kind).name.lower() if kind in set(Kind) else "other"
+
+
 class Spec(NamedTuple):
     """One line of the table of data messages."""
 

@@ -23,7 +23,7 @@ from apex.ports import LOST, REPLACED, Change, Waking
 from apex.processes import own_process
 from apex.schema import Limits, aligned_bytes
 from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode
+from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode, refusal_kind
 from apex.transport.zmq_link import Hub, Link, Message, aligned, wait_on
 from apex.transport.zmq_world import World
 
@@ -88,7 +88,7 @@ class _Framed(Received):
 
     def reject(self, why: str) -> None:
         """Drop and count."""
-        self._wire.refusals.add(why)
+        self._wire.refusals.add(refusal_kind(self.kind), why)
 
 
 class ZmqWire:
@@ -196,7 +196,7 @@ class ZmqWire:
             control = decode(text)
             if control is not None:
                 return message.rank, control
-            self.refusals.add(f"a control message of rank {message.rank} that is no JSON object")
+            self.refusals.add("control", f"a control message of rank {message.rank} that is no JSON object")
         return None
 
     def _next(self, kinds: Collection[Kind]) -> tuple[Message, np.ndarray] | None:
@@ -233,7 +233,8 @@ class ZmqWire:
             least, most = 1, CONTROL_NBYTES
         payload = box.payload() if message.has_payload else _NOTHING
         if payload is not None and not least <= len(payload) <= most:
-            self.refusals.add(f"a message of rank {message.rank} (kind {message.kind}, {len(payload)} bytes)")
+            why = f"a message of rank {message.rank} (kind {message.kind}, {len(payload)} bytes)"
+            self.refusals.add(refusal_kind(message.kind), why)
             return None
         return None if payload is None else (message, payload)
 
@@ -312,7 +313,7 @@ class ZmqWire:
         while (joiner := self._world.joiner()) is not None:
             rank, process = joiner
             if rank not in self._may_lose:
-                self.refusals.add(f"a process in the place of rank {rank}, which cannot be lost")
+                self.refusals.add("other", f"a process in the place of rank {rank}, which cannot be lost")
                 continue
             self.processes[rank] = process
             self._joining.add(rank)

@@ -88,7 +88,7 @@ class _Mailbox:
     def refuse(self) -> None:
         """Drop the rest of the message, and count it."""
         self._drop()
-        self.refusals.add("a message from outside this run")
+        self.refusals.add("other", "a message from outside this run")
 
     _is_late = False  # the message is from a life of its rank that is over
 
@@ -152,7 +152,7 @@ class Hub(_Mailbox):
         while has_input(self._broken):
             self._broken.recv_multipart()
             if not self.may_lose:  # else the sender was most likely lost
-                self.refusals.add("a message that is too large, or its sender has gone")
+                self.refusals.add("other", "a message that is too large, or its sender has gone")
 
     def close(self) -> None:
         """Close, and stop watching."""

@@ -18,7 +18,7 @@ from apex.config import Config
 from apex.ports import Change, Waking
 from apex.refusals import Refusals
 from apex.schema import EnvSpec, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
-from apex.transport.wire import Allowed, Kind, Received, Sent, Wire
+from apex.transport.wire import Allowed, Kind, Received, Sent, Wire, refusal_kind
 
 _OBS, _NEXT_OBS = 0, 1
 _PICKLED = frozenset([Kind.INTAKE, Kind.SAMPLE, Kind.PRIORITY, Kind.WEIGHTS])
@@ -271,4 +271,4 @@ class _Unpickled(Received):
 
     def reject(self, why: str) -> None:
         """Drop and count."""
-        self._refusals.add(why)
+        self._refusals.add(refusal_kind(self.kind), why)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from apex.config import Config
 from apex.look import Unreadable
+from apex.refusals import KINDS
 from apex.run_folder import RunFolder, Tail
 from apex.say import divert, is_terminal, say, write
 from apex.topology import Topology
@@ -56,6 +57,7 @@ def line(row: dict) -> str:
         f"train {_number(row.get('train_return'))}",
         f"eval {_number(row.get('eval_return'))}",
         *_losses(row),
+        *_refused(row),
     )
     return "  ".join(parts)
 
@@ -71,7 +73,7 @@ def table(row: dict, title: str) -> Table:
     result.add_column("")
     for cells in (_learner(row), _actors(row), _replay(row), _evaluator(row)):
         result.add_row(*cells)
-    result.caption = f"{_number(row.get('wall_s'))} s"
+    result.caption = "  ".join((f"{_number(row.get('wall_s'))} s", *_refused(row)))
     return result
 
 
@@ -173,6 +175,12 @@ def _losses(row: dict) -> tuple[str, ...]:
     """Return how many acting processes were lost and replaced, if any were."""
     lost = row.get("actors_lost")
     return (f"lost {lost}, replaced {row.get('actors_replaced')}",) if lost else ()
+
+
+def _refused(row: dict) -> tuple[str, ...]:
+    """Return how many messages all ranks have refused, if they have any."""
+    total = sum(row.get(f"refused_{kind}") or 0 for kind in KINDS)
+    return (f"{_count(total)} messages refused",) if total else ()
 
 
 def _replay(row: dict) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class NoPort:
     poll_weights = staticmethod(lambda: False)
     request_weights = staticmethod(lambda steps, into: None)
     send_report = staticmethod(lambda vector: True)
+    poll_refusals = staticmethod(dict)
 
 
 @pytest.fixture

@@ -29,6 +29,9 @@ class BusyPort:
     def poll_request(self):
         return None
 
+    def poll_refusals(self):
+        return {}
+
     def send_report(self, vector):
         self.refusals -= 1
         if self.refusals >= 0:

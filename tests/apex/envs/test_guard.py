@@ -130,6 +130,7 @@ class NoPort:
     poll_weights = staticmethod(lambda: False)
     request_weights = staticmethod(lambda steps, into: None)
     send_report = staticmethod(lambda vector: True)
+    poll_refusals = staticmethod(dict)
 
 
 def test_an_actor_goes_on_and_counts_and_forgets_what_the_cut_episodes_had_earned(breaking):

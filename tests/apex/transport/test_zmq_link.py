@@ -56,7 +56,7 @@ def test_a_header_that_is_none_is_refused_whole(pair, capfd, frames):
     link.send(2)
     assert receive(hub) == (3, 2, 0, False)
     assert hub.refusals.count == 1
-    assert capfd.readouterr().err == "apex: the hub refused a message from outside this run; more are only counted\n"
+    assert capfd.readouterr().err == "apex: the hub refused a message from outside this run; more of this kind are only counted\n"
 
 
 @pytest.mark.parametrize("payload", [[bytes(100), b"more"], [bytes(10)] * 3], ids=["two", "three"])
