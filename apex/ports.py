@@ -139,6 +139,12 @@ class Port(Protocol):
     def finished(self) -> bool:
         """All ranks have finished and all messages have been received."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is in flight here, for a world of one process; the learner's port returns that of all ranks."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore ``state_dict``, once the ports of all ranks exist."""
+
     def waits_for(self) -> str:
         """Say in a few words what this port's unfinished messages wait for."""
 

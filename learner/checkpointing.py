@@ -1,8 +1,8 @@
-"""When checkpoints are taken, and how one is completed while training goes on.
+"""When checkpoints are written, and how one is completed during training.
 
 The learner copies its own state (the only pause) and sends a request to all ranks. A thread writes the copy.
-Each rank replies when its part is on disk; then the thread commits the folder. A full disk, or any other disk
-error, costs that one checkpoint and a warning.
+Each rank acknowledges when its part is on disk; then the thread commits the folder. A disk error costs that one
+checkpoint and a warning.
 """
 
 from __future__ import annotations
@@ -30,55 +30,55 @@ from apex.say import warn
 from apex.state import are_numbers, split
 from apex.topology import ACTOR, LEARNER, REPLAY, Topology
 
-Take = Callable[[], tuple[dict, dict]]
-_OTHER = 0  # in place of a checkpoint's number
-_ACTORS_ANSWER_S = 5.0  # one that does not answer is left out: it goes on from its seed
+CopyState = Callable[[], tuple[dict, dict]]
+_EPSILON = 0  # in place of a checkpoint's number
+_ACTOR_TIMEOUT_S = 5.0  # an actor that does not reply is left out: it resumes from its seed
 
 
 class _Writing:
-    """One checkpoint on its way: what the learner's thread writes, and how it ended."""
+    """One checkpoint that is being written: the thread that writes the learner's part, and the outcome."""
 
     def __init__(self, request: CheckpointRequest, folder: Path, config: Config, topology: Topology):
         self.request, self.checkpoints, self.config, self.topology = request, folder, config, topology
         self.partial = request.partial(folder)
         self.started = time.monotonic()
-        self.answers: dict[tuple[str, int], CheckpointAck] = {}
-        self.answered = threading.Event()  # all parts but the learner's are written, or one is lost
-        self.lost: str | None = None  # why there is none
+        self.acks: dict[tuple[str, int], CheckpointAck] = {}
+        self.all_acknowledged = threading.Event()  # no other rank writes any more
+        self.failure: str | None = None
         self.crash: BaseException | None = None
         self.pause_s = 0.0
         self.done = False
 
     def start(self, tensors: dict, state: dict) -> None:
-        """Write in a thread; what is given may not change any more."""
+        """Write in a thread; ``tensors`` and ``state`` must not change any more."""
         job = (tensors, *split(state))
         self.thread = threading.Thread(target=self._run, args=job, name="checkpoint", daemon=True)
         self.thread.start()
 
-    def take(self, role: str, index: int, reply: CheckpointAck) -> None:
-        """Keep a reply to this request, unless the thread reads the replies already."""
-        if reply.number != self.request.number or self.answered.is_set():
+    def on_ack(self, role: str, index: int, ack: CheckpointAck) -> None:
+        """Keep an acknowledgement of this request, unless the thread already reads them."""
+        if ack.number != self.request.number or self.all_acknowledged.is_set():
             return
-        self.answers[role, index] = reply
-        if reply.error:
-            self.lose(f"{role} {index}: {os.strerror(reply.error)}")
+        self.acks[role, index] = ack
+        if ack.error:
+            self.fail(f"{role} {index}: {os.strerror(ack.error)}")
 
-    def lose(self, why: str) -> None:
-        """Give it up; the first reason stays."""
-        self.lost = self.lost or why
+    def fail(self, why: str) -> None:
+        """Discard this checkpoint; the first reason stays."""
+        self.failure = self.failure or why
 
     def _run(self, tensors: dict, values: dict, arrays: dict) -> None:
         try:
             part = self._write_own(tensors, arrays)
-            self.answered.wait()
-            if self.lost is None:
+            self.all_acknowledged.wait()
+            if self.failure is None:
                 self._commit(part, values)
         except OSError as error:
-            self.lost = self.lost or _in_words(error)
+            self.fail(_in_words(error))
         except BaseException as error:
             self.crash = error
-        if self.lost is not None:
-            self.answered.wait()  # nobody writes there any more
+        if self.failure is not None:
+            self.all_acknowledged.wait()
             shutil.rmtree(self.partial, ignore_errors=True)
         self.done = True
 
@@ -93,9 +93,9 @@ class _Writing:
         return part
 
     def _commit(self, part: Part, values: dict) -> None:
-        for (role, index), reply in self.answers.items():
-            if reply.state:  # a replay rank's is in its own part
-                values["answers"].setdefault(role, {})[str(index)] = reply.state
+        for (role, index), ack in self.acks.items():
+            if ack.state:  # a replay rank's is in its own part
+                values["answers"].setdefault(role, {})[str(index)] = ack.state
         part.finish(values)
         about = {"learner_steps": self.request.learner_steps, "config": to_tables(self.config)}
         about |= {"replay_ranks": self.topology.replay_ranks, "num_actors": self.topology.num_actors}
@@ -105,42 +105,39 @@ class _Writing:
         if self.config.run.transport == "local":  # else actors write no file
             parts += [f"{ACTOR}-{index}" for index in range(self.topology.num_actors)]
         checkpoint.commit(self.partial, self.checkpoints / self.request.name, about, parts)
-        with contextlib.suppress(OSError, Unreadable):  # what is not removed now is removed after the next
+        with contextlib.suppress(OSError, Unreadable):  # the next checkpoint tries again
             checkpoint.prune(self.checkpoints, self.config.run.keep_checkpoints)
 
 
 class Checkpoints:
-    """Takes a checkpoint when one is due; at most one is being written.
+    """Writes a checkpoint when one is due, one at a time.
 
     ``steps`` are the learner steps of the checkpoint that the run resumes from, -1 for a new run.
     """
 
-    def __init__(
-        self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1
-    ):
+    def __init__(self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1):
         self.config, self.topology, self.port, self.checkpoints = config, topology, port, checkpoints
         self._period = config.learner.checkpoint_period
-        self._number = self._base = 0  # of the last request, and of the newest complete one
-        self._last_steps = steps  # of the last that was begun
+        self._number = self._base = 0  # of the last request, and of the newest complete checkpoint
+        self._last_steps = steps  # of the last checkpoint that was started
         self._due = self._next_due(max(steps, 0))
-        self._absent: set[int] = set()  # ranks that are lost
-        self._owing: set[int] = set()  # ranks that have not replied to their last request
-        self._told: dict[int, int] = {}  # the number of that request
+        self._lost: set[int] = set()
+        self._pending: set[int] = set()  # ranks that have not acknowledged their last request
+        self._requested: dict[int, int] = {}  # by rank: the number of that request
         self._writing: _Writing | None = None
-        self._final = False
-        self._warned: set[str] = set()  # why checkpoints were lost, of late
-        self._at_once = config.run.transport == "local"  # a run does not depend on how fast its disk is
+        self._is_final = False
+        self._warned: set[str] = set()  # reasons of failures since the last complete checkpoint
+        self._waits_for_disk = config.run.transport == "local"  # an exact run must not depend on the disk's speed
         checkpoint.remove_leftovers(checkpoints)
 
     def is_due(self, learner_steps: int) -> bool:
-        """Whether to begin a checkpoint now."""
-        is_free = self._writing is None and not self._owing & self._replay_ranks()
-        return learner_steps >= self._due and is_free
+        """Whether to start a checkpoint now."""
+        return learner_steps >= self._due and self._writing is None and not self._pending & self._replay_ranks()
 
-    def begin(self, learner_steps: int, take: Take) -> None:
-        """Begin one: ``take()`` copies the learner's state and returns ``(tensors for torch.save, state)``.
+    def start(self, learner_steps: int, copy_state: CopyState) -> None:
+        """Start a checkpoint; ``copy_state()`` returns copies of the learner's tensors and of its other state.
 
-        ``state["answers"]``, role -> index -> state, stands for ranks that do not reply.
+        ``state["answers"]``, role -> index -> state, is what ranks that do not reply resume from.
         """
         start = time.perf_counter()
         self._due, self._last_steps = self._next_due(learner_steps), learner_steps
@@ -152,96 +149,97 @@ class Checkpoints:
             self._warn(request, _in_words(error))
             return
         self._writing = _Writing(request, self.checkpoints, self.config, self.topology)
-        copies = take()
-        for rank in set(range(1, self.topology.size)) - self._owing - self._absent:
-            self._told[rank] = self._number
-            self.port.request(rank, request)
-            self._owing.add(rank)
+        copies = copy_state()
+        for rank in set(range(1, self.topology.size)) - self._pending - self._lost:
+            self._request(rank, request, self._number)
         self._writing.pause_s = time.perf_counter() - start
         self._writing.start(*copies)
 
-    def tell(self, rank: int, assignment: EpsilonAssignment) -> bool:
-        """Send something else to a rank; return False, unsent, while the rank owes a reply."""
-        if rank in self._owing:
+    def assign(self, rank: int, assignment: EpsilonAssignment) -> bool:
+        """Send an epsilon assignment; return False, unsent, until the rank has acknowledged its last request."""
+        if rank in self._pending:
             return False
-        self._told[rank] = _OTHER
-        self.port.request(rank, assignment)
-        self._owing.add(rank)
+        self._request(rank, assignment, _EPSILON)
         return True
 
-    def lose(self, rank: int) -> None:
-        """Expect nothing more from a rank that is lost."""
-        self._owing.discard(rank)
-        self._absent.add(rank)
+    def on_loss(self, rank: int) -> None:
+        """Expect nothing more from a lost rank."""
+        self._pending.discard(rank)
+        self._lost.add(rank)
 
-    def join(self, rank: int) -> None:
-        """Send requests again to a rank that a new process has."""
-        self._absent.discard(rank)
+    def on_replacement(self, rank: int) -> None:
+        """Send requests again to a rank that a new process has taken."""
+        self._lost.discard(rank)
 
-    def hear(self) -> bool:
-        """Take replies, and finish a checkpoint that all have written; return whether there was a reply."""
-        heard = self.port.poll_acks()
-        for role, index, reply in heard:
+    def poll(self) -> bool:
+        """Receive acknowledgements and complete the checkpoint; return whether there was an acknowledgement."""
+        acks = self.port.poll_acks()
+        for role, index, ack in acks:
             rank = self.topology.rank(role, index)
-            if rank not in self._owing or not self._is_due_from(rank, role, reply):
-                self.port.refuse("control", f"an acknowledgement of {role} {index} of no checkpoint that it was asked for")
+            if rank not in self._pending or not self._is_expected(rank, role, ack):
+                self.port.refuse("control", f"an acknowledgement of {role} {index} without a matching request")
                 continue
-            self._owing.discard(rank)
-            if self._writing is not None and isinstance(reply, CheckpointAck):
-                self._writing.take(role, index, reply)
+            self._pending.discard(rank)
+            if self._writing is not None and isinstance(ack, CheckpointAck):
+                self._writing.on_ack(role, index, ack)
         if self._writing is not None:
             self._follow(self._writing)
-        return bool(heard)
+        return bool(acks)
 
-    def _is_due_from(self, rank: int, role: str, reply: Ack) -> bool:
-        """Whether a reply is to what the rank was asked for last, and holds what a run can go on from."""
-        if not isinstance(reply, CheckpointAck):
-            return self._told.get(rank) == _OTHER
-        is_whole = role == REPLAY or are_numbers(reply.state.get("counters"))
-        return is_whole and reply.number == self._told.get(rank)
+    def _request(self, rank: int, request: CheckpointRequest | EpsilonAssignment, number: int) -> None:
+        self._requested[rank] = number
+        self.port.request(rank, request)
+        self._pending.add(rank)
 
-    def last_is_over(self, learner_steps: int, take: Take) -> bool:
-        """Take the last checkpoint of the run, after one that is being written; return whether it is over."""
+    def _is_expected(self, rank: int, role: str, ack: Ack) -> bool:
+        """Whether ``ack`` acknowledges the rank's last request and holds a state to resume from."""
+        if not isinstance(ack, CheckpointAck):
+            return self._requested.get(rank) == _EPSILON
+        is_complete = role == REPLAY or are_numbers(ack.state.get("counters"))
+        return is_complete and ack.number == self._requested.get(rank)
+
+    def finish(self, learner_steps: int, copy_state: CopyState) -> bool:
+        """Write the last checkpoint of the run, after the one in progress; return whether all is done."""
         if self._writing is not None:
-            self._give_up_in_time(self._writing)
+            self._check_timeout(self._writing)
             return False
-        if self._final or self._last_steps == learner_steps or self._owing & self._replay_ranks():
+        if self._is_final or self._last_steps == learner_steps or self._pending & self._replay_ranks():
             return True
-        self._final = True
-        self.begin(learner_steps, take)
+        self._is_final = True
+        self.start(learner_steps, copy_state)
         return self._writing is None
 
-    def _give_up_in_time(self, writing: _Writing) -> None:
+    def _check_timeout(self, writing: _Writing) -> None:
         limit = self.config.run.checkpoint_s
-        if time.monotonic() - writing.started > limit and not writing.answered.is_set():
-            writing.lose(f"not all parts were written within run.checkpoint_s = {limit:g} s")
-            writing.answered.set()
+        if time.monotonic() - writing.started > limit and not writing.all_acknowledged.is_set():
+            writing.fail(f"not all parts were written within run.checkpoint_s = {limit:g} s")
+            writing.all_acknowledged.set()
 
     def _follow(self, writing: _Writing) -> None:
         waited = time.monotonic() - writing.started
-        patience = min(_ACTORS_ANSWER_S, self.config.run.shutdown_timeout_s)
-        if not self._owing or (waited > patience and not self._owing & self._replay_ranks()):
-            writing.answered.set()
-            if self._at_once:
+        timeout_s = min(_ACTOR_TIMEOUT_S, self.config.run.shutdown_timeout_s)
+        if not self._pending or (waited > timeout_s and not self._pending & self._replay_ranks()):
+            writing.all_acknowledged.set()
+            if self._waits_for_disk:
                 writing.thread.join()
         if not writing.done:
             return
         self._writing = None
         if writing.crash is not None:
             raise writing.crash
-        if writing.lost is not None:
-            self._warn(writing.request, writing.lost)
+        if writing.failure is not None:
+            self._warn(writing.request, writing.failure)
         else:
             self._base = writing.request.number
             self._warned.clear()
 
     def _warn(self, request: CheckpointRequest, why: str) -> None:
-        """Warn once for each reason, until a checkpoint is complete again: a removed folder stays removed."""
+        """Warn once for each reason, until a checkpoint is complete again."""
         reason = why.partition(":")[0]
         if reason in self._warned:
             return
         self._warned.add(reason)
-        rest = "the run goes on (not repeated until one is written)"
+        rest = "the run continues (this warning is not repeated until a checkpoint is written)"
         warn(f"apex: warning: no checkpoint {request.name}: {why}; {rest}")
 
     def _next_due(self, learner_steps: int) -> int:
@@ -252,7 +250,7 @@ class Checkpoints:
 
 
 def to_cpu(value: Any) -> Any:
-    """Return dictionaries and lists with copies, on the CPU, of their tensors."""
+    """Return ``value`` with every tensor in its dictionaries and lists copied to the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -269,7 +267,7 @@ def _nbytes(value: object) -> int:
 
 
 def _make_latest(source: Path, latest: Path) -> None:
-    """Make ``latest.pt``, which ``apex eval`` and ``apex play`` read, the newest networks. Never half."""
+    """Replace ``latest.pt``, which ``apex eval`` and ``apex play`` read, with ``source``, atomically."""
     aside = latest.with_name(latest.name + ".tmp")
     aside.unlink(missing_ok=True)
     link_or_copy(source, aside)

@@ -1,8 +1,8 @@
-"""The learner: trains on prefetched batches, returns priorities, publishes weights, ends the run."""
+"""The learner: trains on prefetched batches, returns priorities, publishes weights, and ends the run."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from apex.state import Checks, are_numbers, is_count, require, table_of
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from learner import importance
 from learner import run_log as log
-from learner.checked import what_is_wrong
+from learner.checked import sample_fault
 from learner.checkpointing import Checkpoints, to_cpu
 from learner.importance import ImportanceWeights
 from learner.run_log import RunLog
@@ -28,7 +28,7 @@ _are_replies = table_of(lambda state: isinstance(state, dict) and are_numbers(st
 
 
 def _are_answers(held: Any) -> bool:
-    """Whether it is role -> index -> state of the ranks that write no file."""
+    """Whether ``held`` is role -> index -> state of the ranks that write no file."""
     is_by_role = isinstance(held, dict) and held.keys() <= {ACTOR, EVALUATOR}
     return is_by_role and all(map(_are_replies, held.values()))
 
@@ -40,20 +40,10 @@ STATE: Checks = {
 }  # fmt: skip
 
 
-class ExactPort(LearnerPort, Protocol):
-    """The port of a world of one process, whose messages in flight are part of a checkpoint."""
-
-    def state(self) -> tuple[dict[str, np.ndarray], dict]:
-        """Return the messages in flight as arrays, and what they are as plain values."""
-
-    def restore(self, arrays: dict[str, np.ndarray], values: dict) -> None:
-        """Put back what ``state`` returned, once all ports have been made."""
-
-
 class Learner(Role):
-    """Algorithm 2 of Horgan et al. 2018, with ``learner.prefetch`` sample batches always asked for in advance.
+    """Algorithm 2 of Horgan et al. 2018, with ``learner.prefetch`` sample requests open at any time.
 
-    Goes on from ``reader`` where that is given.
+    Resumes from the checkpoint ``reader`` if there is one.
     """
 
     port: LearnerPort
@@ -69,11 +59,10 @@ class Learner(Role):
         self._samples, self._num_actions = sample_layout(spec, config.learner.batch_size), spec.num_actions
         self._priorities = priority_layout(config.learner.batch_size)
         self._weights = weight_layout(weights.size(self.train.online))
-        self._turn = self._requested = 0  # replay rank that is asked next; batches asked for
+        self._turn = self._requested = 0  # the replay rank of the next request; open requests
         self._param_version = self._publish_at = 0  # publishes so far; learner steps from which the next is due
-        # In one process a resumed run is the same to the last bit, though its evaluator asks at other times.
-        self._publishes_anyway = config.run.transport == "local"
-        self._said_last_word = False
+        self._is_exact = config.run.transport == "local"  # a resumed run repeats the original to the last bit
+        self._no_more_intake_sent = False
         steps = -1 if reader is None else reader.learner_steps
         self.checkpoints = Checkpoints(config, topology, run_log.folder.checkpoints, port, steps)
         if reader is not None:
@@ -84,11 +73,11 @@ class Learner(Role):
 
     def work(self) -> bool:
         """Train on one batch if one has arrived."""
-        if self._listen() or self.port.stopping:
+        if self._follow_run() or self.port.stopping:
             return True
         if self.run_log.reason is not None:
             return False  # the last checkpoint is being written
-        self._publish_if_wanted(self.train.learner_steps)
+        self._publish_if_requested(self.train.learner_steps)
         self._fill_pipeline()
         arrived = self.port.poll_sample()
         if arrived is None:
@@ -99,29 +88,29 @@ class Learner(Role):
         return True
 
     def wind_down(self) -> bool:
-        """Keep hearing reports; the last ones complete the counts of the result."""
+        """Keep receiving reports: the last ones complete the counts of the result."""
         if self.supervisor is not None:
             self.supervisor.step()
-        self._say_last_word()
-        return self._hear_reports()
+        self._send_no_more_intake()
+        return self._poll_reports()
 
-    def _say_last_word(self) -> None:
-        """Tell the replay ranks once all actors are through, so that their last reports are of all that was on its way."""
+    def _send_no_more_intake(self) -> None:
+        """Notify the replay ranks once all actors have finished: their last reports then count every transition."""
         topology = self.run_log.topology
-        if not self._said_last_word and self.port.awaited().isdisjoint(topology.actor_ranks):
-            self._said_last_word = True
+        if not self._no_more_intake_sent and self.port.awaited().isdisjoint(topology.actor_ranks):
+            self._no_more_intake_sent = True
             for rank in topology.replay_ranks_range:
                 self.port.request(rank, NoMoreIntake())
 
     def waiting_for(self) -> str:
-        """Say what the learner waits for."""
+        """Return what the learner waits for, in words."""
         if self.run_log.reason is not None and not self.port.stopping:
             return "the last checkpoint"
         return f"sample batches: {self.port.waits_for()}"
 
     def close(self) -> None:
         """Write the last row of the log and the result."""
-        self._hear_reports()
+        self._poll_reports()
         self.run_log.close()
 
     def _fill_pipeline(self) -> None:
@@ -132,9 +121,9 @@ class Learner(Role):
 
     def _train(self, replay: int, message: np.ndarray) -> None:
         views = self._samples.views(message)
-        wrong = what_is_wrong(views, self._num_actions)
-        if wrong is not None:
-            self.port.refuse("sample", f"a sample batch of replay {replay}: {wrong}")
+        fault = sample_fault(views, self._num_actions)
+        if fault is not None:
+            self.port.refuse("sample", f"a sample batch of replay {replay}: {fault}")
             return
         try:
             result = self.train(views, self.importance(replay, views))
@@ -145,19 +134,24 @@ class Learner(Role):
         priorities["key"][:] = views["key"]
         priorities["priority"][:] = result.priority
         self.port.send_priorities(replay)
-        self._note(result, views["param_version"])
+        self._update_gauges(result, views["param_version"])
 
     def _skip(self, error: NotFinite, views: dict[str, np.ndarray]) -> None:
-        """Go on without the step, its priorities as they were; keep what it was made from. Too many end the run."""
+        """Leave out the step, keep its batch in a file, and leave priorities unchanged.
+
+        Raises ``error`` after more than ``learner.max_skipped_steps``.
+        """
         self.counters.add("skipped_steps")
         skipped = int(self.counters["skipped_steps"])
         self.run_log.keep_skipped(skipped, error, views, self.train.state_dict())
         if skipped > self.config.learner.max_skipped_steps:
             raise error
 
-    def _publish_if_wanted(self, learner_steps: int) -> None:
-        """Publish where that is due and somebody waits: a publish that nobody has asked for is not made."""
-        if learner_steps < self._publish_at or not (self._publishes_anyway or self.port.wants_weights(learner_steps)):
+    def _publish_if_requested(self, learner_steps: int) -> None:
+        """Publish if that is due and a rank waits for weights: to flatten them for nobody would cost time."""
+        is_due = learner_steps >= self._publish_at
+        # A resumed evaluator may ask at another time, so an exact run publishes whenever that is due.
+        if not (is_due and (self._is_exact or self.port.wants_weights(learner_steps))):
             return
         period = self.config.learner.publish_period
         self._publish_at = (learner_steps // period + 1) * period
@@ -169,68 +163,62 @@ class Learner(Role):
         self.port.publish()
         self.counters.set("param_version", self._param_version)
 
-    def _note(self, result: StepResult, versions: np.ndarray) -> None:
+    def _update_gauges(self, result: StepResult, versions: np.ndarray) -> None:
         self.counters.set("learner_steps", self.train.learner_steps)
         self.counters.set("staleness", self._param_version - versions.mean())
-        for name in ("loss", "td_error", "q_value", "grad_norm"):
-            self.counters.set(name, getattr(result, name))
+        for name, value in result._asdict().items():
+            if name != "priority":
+                self.counters.set(name, value)
 
-    def _listen(self) -> bool:
-        """Take reports, write the log, end the run at a limit; return whether a checkpoint was begun.
+    def _follow_run(self) -> bool:
+        """Receive reports, write the log, and end the run at a limit; return whether a checkpoint has started.
 
-        A step that starts a checkpoint does nothing else, and neither does another role's step that receives
-        the request. So where roles take turns, all parts are of one moment.
+        A step that starts a checkpoint does nothing else, nor does another role's step that receives the request.
+        So where roles take turns, all parts of a checkpoint show one moment.
         """
         if self.run_log.row_is_due():
-            self.report()  # so that the row's own counts are of this moment
-            self._hear_reports()
+            self.report()  # so that the learner's own counts are up to date
+            self._poll_reports()
             self.run_log.write_row()
-        self._hear_reports()
+        self._poll_reports()
         if self.supervisor is not None:
             self.supervisor.step()
-        self.checkpoints.hear()
+        self.checkpoints.poll()
         steps = self.train.learner_steps
         if self.run_log.reason_to_end(steps, self.port.stop_requested) is not None:
-            if self.checkpoints.last_is_over(steps, self._copies):
+            if self.checkpoints.finish(steps, self._copy_state):
                 self.port.stop()
             return False
         due = self.checkpoints.is_due(steps)
         if due:
-            self.checkpoints.begin(steps, self._copies)
+            self.checkpoints.start(steps, self._copy_state)
         return due
 
-    def _copies(self) -> tuple[dict, dict]:
-        """Return copies of all that this rank goes on from: the tensors of ``train``, and the rest."""
+    def _copy_state(self) -> tuple[dict, dict]:
+        """Return copies of the state of ``train``, whose tensors have a file of their own, and of all else."""
         self.train.check_finite()
         return to_cpu(self.train.state_dict()), self.state_dict()
 
     def state_dict(self) -> dict:
-        """Return what the learner goes on from beside ``train``, whose tensors have a file of their own."""
+        """Return the learner's state without that of ``train``."""
         values = {"param_version": self._param_version, "publish_at": self._publish_at}
         values |= {"turn": self._turn, "requested": self._requested}
         owned = {"counters": self.counters.state_dict(), "importance": self.importance.state_dict()}
         owned |= {"run_log": self.run_log.state_dict(), "answers": self.run_log.last_reports()}
-        return {**values, **owned, "transport": self._in_flight()}
+        return {**values, **owned, "transport": self.port.state_dict() if self._is_exact else {}}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``, but for the run log and the messages in flight: see ``_resume``."""
+        """Restore ``state_dict`` but for the run log and the messages in flight: see ``_resume``."""
         require(state, STATE)
         self.counters.load_state_dict(state["counters"])
         self.importance.load_state_dict(state["importance"])
         self._param_version = state["param_version"]
 
-    def _in_flight(self) -> dict:
-        """Return the messages in flight, which only a world of one process can tell."""
-        if self.config.run.transport != "local":
-            return {}
-        arrays, values = cast(ExactPort, self.port).state()
-        return {"arrays": arrays, "values": values}
-
     def _resume(self, reader: Reader) -> None:
         with reader.reading(f"{LEARNER}.pt"):
             self.train.load_state_dict(reader.tensors(LEARNER))
             if self.train.learner_steps != reader.learner_steps:
-                raise ValueError(f"it is of learner step {self.train.learner_steps}")
+                raise ValueError(f"its state is that of learner step {self.train.learner_steps}")
         with reader.reading(f"{LEARNER}.json"):
             state = reader.state(LEARNER)
             self.load_state_dict(state)
@@ -239,23 +227,23 @@ class Learner(Role):
             if reader.exact:
                 self._turn, self._requested = state["turn"], state["requested"]
                 self._publish_at = state["publish_at"]
-                in_flight = state["transport"]
-                cast(ExactPort, self.port).restore(in_flight["arrays"], in_flight["values"])
+                self.port.load_state_dict(state["transport"])
 
     def _reports(self, reader: Reader) -> dict[str, list[np.ndarray]]:
-        """Return the reports that a checkpoint stands for, role -> vectors by index."""
+        """Return the reports in a checkpoint: role -> vectors by index."""
         topology = self.run_log.topology
         ranks = {REPLAY: topology.replay_ranks, EVALUATOR: 1, ACTOR: topology.num_actors}
         return {role: [reader.counters(role, i, n).vector() for i in range(n)] for role, n in ranks.items()}
 
-    def _hear_reports(self) -> bool:
+    def _poll_reports(self) -> bool:
+        """Pass reports on; return whether there were any."""
         reports = self.port.poll_reports()
         for report in reports:
             try:
-                self.run_log.hear(report)
-            except ValueError as refusal:
-                self.port.refuse("control", str(refusal))
+                self.run_log.on_report(report)
+            except ValueError as error:
+                self.port.refuse("control", str(error))
                 continue
             if self.supervisor is not None:
-                self.supervisor.heard(report.role, report.index)
+                self.supervisor.on_report(report.role, report.index)
         return bool(reports)

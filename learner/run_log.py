@@ -1,4 +1,4 @@
-"""What the learner writes and decides by: the log, the end of the run and its result."""
+"""The run log: rows of metrics, the conditions that end the run, and its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROW_BYTES = 1 << 20  # left free by the log; a row takes one kilobyte
 
 
 class RunLog:
-    """The run folder as the learner uses it. ``show(row)`` is called with every row of the log."""
+    """Collects reports and writes the run folder. Calls ``show(row)`` with every row of the log."""
 
     def __init__(
         self, config: Config, topology: Topology, folder: RunFolder, preset: str,
@@ -40,11 +40,13 @@ class RunLog:
         self.reason: str | None = None
         self.eval_return, self.eval_episodes = math.nan, 0
         self._evaluations = 0
-        self._warned: set[str] = set()
+        self._has_warned = False
         self._next_row = self.started + config.run.log_period_s
 
-    def hear(self, report: Report) -> None:
-        """Take a report. Once the target is reached, later evaluations do not change the result."""
+    def on_report(self, report: Report) -> None:
+        """Store a report; raises ValueError for impossible values. Once the target is reached, later evaluations
+        do not change the result.
+        """
         self.hub.update(*report)
         if report.role != EVALUATOR or self.reason == "target_return":
             return
@@ -55,7 +57,7 @@ class RunLog:
         self.eval_return, self.eval_episodes = float(values["eval_return"]), int(values["eval_episodes"])
 
     def reason_to_end(self, learner_steps: int, stop_requested: bool) -> str | None:
-        """Return why the run ends now, or None."""
+        """Return the reason why the run ends, or None while it continues. The first reason stays."""
         run = self.config.run
         rules = {
             "target_return": run.stop_at_target and self.eval_return >= run.target_return,
@@ -72,16 +74,16 @@ class RunLog:
         return time.monotonic() - self.started
 
     def row_is_due(self) -> bool:
-        """Whether ``run.log_period_s`` have passed since the last row of the log."""
+        """Whether ``run.log_period_s`` have passed since the last row."""
         return time.monotonic() >= self._next_row
 
     def state_dict(self) -> dict:
-        """Return what a run that resumes goes on from, as plain values."""
+        """Return the state as plain values."""
         values = {"wall_s": self.wall_s, "eval_return": self.eval_return, "eval_episodes": self.eval_episodes}
         return values | {"evaluations": self._evaluations}
 
     def load_state_dict(self, state: dict, reports: dict[str, list[np.ndarray]]) -> None:
-        """Go on from ``state_dict`` and from reports, role -> vectors by index."""
+        """Restore ``state_dict``, and the newest reports: role -> vectors by index."""
         require(state, STATE)
         self.started -= state["wall_s"]
         self.eval_return, self.eval_episodes = state["eval_return"], state["eval_episodes"]
@@ -89,7 +91,7 @@ class RunLog:
         self.hub.start_from(reports, self.started)
 
     def last_reports(self) -> dict[str, dict[str, dict]]:
-        """Return role -> index -> a state with the last reported counters, for a rank without reply."""
+        """Return role -> index -> a state with the last reported counters, for ranks that do not reply."""
 
         def states(role: str) -> dict[str, dict]:
             held = [Counters.from_vector(role, vector) for vector in self.hub.reports(role)]
@@ -98,7 +100,7 @@ class RunLog:
         return {role: states(role) for role in (ACTOR, EVALUATOR)}
 
     def keep_skipped(self, number: int, error: Exception, views: dict[str, np.ndarray], state: dict) -> None:
-        """Write the batch and the networks of a step that was skipped to ``skipped/``, and tell."""
+        """Write the batch and the networks of a skipped step to ``skipped/``, with a warning."""
         folder = self.folder.path / "skipped"
         stem = folder / f"{number:04d}-after-step-{state['learner_steps']}"
         try:
@@ -107,16 +109,16 @@ class RunLog:
             checkpoint.save(stem.with_suffix(".pt"), state)
             kept = f"{stem}.npz and .pt hold its batch and the networks"
         except OSError as failure:
-            kept = f"its batch could not be kept: {failure.strerror}"
-        most = self.config.learner.max_skipped_steps
-        warn(f"apex: {error}; skipped ({number} of {most} before the run fails); {kept}")
+            kept = f"its batch cannot be written: {failure.strerror}"
+        limit = self.config.learner.max_skipped_steps
+        warn(f"apex: {error}; the step is skipped ({number}; the run fails after {limit}); {kept}")
 
     def close(self) -> None:
         """Write the last row of the log and the result."""
         row = self.write_row(last=True)
         with contextlib.suppress(OSError):
             self.scalars.close()
-        assert self.reason is not None, "the learner ends a run for a reason"
+        assert self.reason is not None, "only reason_to_end ends a run"
         result = make_result(
             self.reason, 0, row,
             eval_return=self.eval_return, eval_episodes=self.eval_episodes, wall_s=self.wall_s,
@@ -130,20 +132,16 @@ class RunLog:
             warn(f"apex: {path} cannot be written: {error.strerror}; its content: {content}")
 
     def write_row(self, last: bool = False) -> dict:
-        """Write a row of the log to the run folder and the screen; return it."""
+        """Write a row to the run folder and the screen; return it."""
         self._next_row = time.monotonic() + self.config.run.log_period_s
         row = self.hub.row(last)
         try:
             check_room(self.folder.path, 0, _ROW_BYTES)  # on a full disk TensorBoard's thread ends the run
             self.folder.append_row(row)
             self.scalars.write(row)
-        except OSError as error:
-            self._warn("some rows of the log", error)
+        except OSError as error:  # a full disk does not end a run
+            if not self._has_warned:
+                warn(f"apex: warning: some rows of the log are lost: {error.strerror}; the run continues")
+            self._has_warned = True
         self.show(row)
         return row
-
-    def _warn(self, what: str, error: OSError) -> None:
-        """Say what is lost: a full disk does not end a run."""
-        if what not in self._warned:
-            self._warned.add(what)
-            warn(f"apex: warning: without {what}: {error.strerror}; the run goes on")

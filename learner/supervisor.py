@@ -1,8 +1,8 @@
-"""The acting ranks as the learner sees them, where their loss is survived (``run.fault_tolerance``).
+"""Survives the loss of acting ranks, where ``run.fault_tolerance`` says so.
 
-Who is lost is replaced by a new process, which goes on with the counters and the rungs of the epsilon ladder of the old
-one. Who sends no report for ``run.heartbeat_timeout_s`` hangs: its process is ended, which makes it lost. Where no process can be
-started, the actors that are left share out the whole ladder anew.
+A new process replaces a lost rank and continues with its counters and its place in the epsilon ladder. A rank that
+reports nothing for ``run.heartbeat_timeout_s`` is killed and then handled as lost. If no process can be started,
+the remaining actors divide the whole epsilon ladder among themselves.
 """
 
 from __future__ import annotations
@@ -18,115 +18,116 @@ from apex.topology import Topology
 from learner.checkpointing import Checkpoints
 from learner.run_log import RunLog
 
-_STARTS_S = 120.0  # importing and making environments, before the first report
-_LONG_LOOK_S = 1.0  # the learner itself was held up: that time is nobody's silence
+_START_TIMEOUT_S = 120.0  # importing and making environments, before the first report
+_LONG_STEP_S = 1.0  # a longer pause of the learner itself extends every deadline
 
 
 class Supervisor:
-    """Hears who is lost and who is silent, and has them replaced; told of reports by :meth:`heard`."""
+    """Acts on lost and silent acting ranks. ``step`` is called often, ``on_report`` for each report."""
 
     def __init__(
-        self, config: Config, topology: Topology, port: LearnerPort, counters: Counters, run_log: RunLog, checkpoints: Checkpoints
-    ):
-        self.config, self.topology, self.port, self.counters, self.run_log = config, topology, port, counters, run_log
-        self.checkpoints = checkpoints
+        self, config: Config, topology: Topology, port: LearnerPort, counters: Counters, run_log: RunLog,
+        checkpoints: Checkpoints,
+    ):  # fmt: skip
+        self.config, self.topology, self.port, self.counters = config, topology, port, counters
+        self.run_log, self.checkpoints = run_log, checkpoints
         acting, now = range(topology.evaluator_rank, topology.size), time.monotonic()
-        self._silent_at = dict.fromkeys(acting, now + _STARTS_S)  # when each has been silent for too long
-        self._at_work_until = dict.fromkeys(topology.replay_ranks_range, now)  # by replay rank, as its last report tells
-        self._looked, self._is_ending = now, False
+        self._deadlines = dict.fromkeys(acting, now + _START_TIMEOUT_S)  # rank -> when its next report is overdue
+        self._replay_deadlines = dict.fromkeys(topology.replay_ranks_range, now)
+        self._checked_at, self._is_ending = now, False
         self._replacements = dict.fromkeys(acting, 0)
-        self._unreplaced: set[int] = set()  # lost for good
-        self._rungs: dict[int, EpsilonAssignment] = {}  # still to be told
+        self._unreplaced: set[int] = set()
+        self._assignments: dict[int, EpsilonAssignment] = {}  # by rank; not sent yet
 
-    def heard(self, role: str, index: int) -> None:
-        """A report of a rank has come."""
+    def on_report(self, role: str, index: int) -> None:
+        """Extend the deadline of a rank that has reported."""
         rank = self.topology.rank(role, index)
-        if rank in self._silent_at:
-            self._silent_at[rank] = time.monotonic() + self._patience_s()
-        elif rank in self._at_work_until:
-            self._at_work_until[rank] = time.monotonic() + self._patience_s()
+        for deadlines in (self._deadlines, self._replay_deadlines):
+            if rank in deadlines:
+                deadlines[rank] = time.monotonic() + self._timeout_s()
 
     def step(self) -> None:
-        """Do what there is to be done."""
+        """Handle losses and replacements, kill silent ranks, and send epsilon assignments."""
         for change in self.port.poll_changes():
-            self._take(change)
-        self._judge_silence(time.monotonic())
-        for rank, rung in list(self._rungs.items()):
-            if self.checkpoints.tell(rank, rung):
-                del self._rungs[rank]
+            self._on_change(change)
+        self._check_deadlines(time.monotonic())
+        for rank, assignment in list(self._assignments.items()):
+            if self.checkpoints.assign(rank, assignment):
+                del self._assignments[rank]
 
-    def _take(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if change.what == LOST:
-            self._lose(change.rank, change.why)
+            self._on_loss(change.rank, change.why)
         elif change.what == REPLACED:
             self.counters.add("actors_replaced")
-            self.checkpoints.join(change.rank)
-            self._silent_at[change.rank] = time.monotonic() + _STARTS_S
-            self._say(f"a new process is {self.topology.name(change.rank)}")
-            if self._unreplaced:  # it begins with the whole ladder's epsilons
-                self._share_out_the_ladder()
+            self.checkpoints.on_replacement(change.rank)
+            self._deadlines[change.rank] = time.monotonic() + _START_TIMEOUT_S
+            warn(f"apex: a new process has joined as {self.topology.name(change.rank)}")
+            if self._unreplaced:  # it starts with its epsilons of the whole ladder
+                self._divide_ladder()
         else:
-            self._give_up(change.rank, change.why)
+            self._on_failed_replacement(change.rank, change.why)
 
-    def _lose(self, rank: int, why: str) -> None:
-        name, most = self.topology.name(rank), self.config.run.max_replacements
+    def _on_loss(self, rank: int, why: str) -> None:
+        name, limit = self.topology.name(rank), self.config.run.max_replacements
         self.counters.add("actors_lost")
-        self.checkpoints.lose(rank)
-        self._silent_at.pop(rank, None)
-        self._rungs.pop(rank, None)
+        self.checkpoints.on_loss(rank)
+        self._deadlines.pop(rank, None)
+        self._assignments.pop(rank, None)
         if self.port.stopping:
-            self._say(f"{name} was lost while the run ended: {why}")
+            warn(f"apex: {name} was lost while the run ended: {why}")
             return
         self._replacements[rank] += 1
-        if self._replacements[rank] > most:
-            raise PeerLost(f"{name} was lost once more ({why}) after {most} replacements (run.max_replacements)")
-        self._say(f"{name} was lost: {why}; a new process is started in its place ({self._replacements[rank]} of {most})")
-        self.port.replace(rank, self._about(rank))
+        number = self._replacements[rank]
+        if number > limit:
+            raise PeerLost(f"{name} was lost again ({why}) after {limit} replacements (run.max_replacements)")
+        warn(f"apex: {name} was lost: {why}; a new process replaces it ({number} of {limit})")
+        self.port.replace(rank, self._handover(rank))
 
-    def _give_up(self, rank: int, why: str) -> None:
-        self._say(f"{self.topology.name(rank)} is not replaced: {why}")
+    def _on_failed_replacement(self, rank: int, why: str) -> None:
+        warn(f"apex: {self.topology.name(rank)} is not replaced: {why}")
         self._unreplaced.add(rank)
         if self.port.stopping:
             return
         if self._unreplaced.issuperset(self.topology.actor_ranks):
             raise RuntimeError(f"the last actor was lost, and no process can be started: {why}")
-        self._share_out_the_ladder()
+        self._divide_ladder()
 
-    def _about(self, rank: int) -> dict:
-        """Return what a new process begins with: counters, and a number that no other in its place has had."""
+    def _handover(self, rank: int) -> dict:
+        """Return the state that a new process starts from, and its incarnation, which is never used twice."""
         role, index = self.topology.role(rank)
-        life = 1 + int(self.counters["actors_lost"]) + (int(self.counters["learner_steps"]) << 20)
-        return {"life": life, "counters": self.run_log.hub.reports(role)[index].tolist(), "folder": str(self.run_log.folder.path)}
+        incarnation = 1 + int(self.counters["actors_lost"]) + (int(self.counters["learner_steps"]) << 20)
+        counters = self.run_log.hub.reports(role)[index].tolist()
+        return {"life": incarnation, "counters": counters, "folder": str(self.run_log.folder.path)}
 
-    def _judge_silence(self, now: float) -> None:
-        held_up, self._looked = now - self._looked, now
-        judged = self._judged_at_the_end(now) if self._is_ending else set()
-        begins_to_end, self._is_ending = self.port.stopping and not self._is_ending, self.port.stopping
-        for rank in self._silent_at:
-            if held_up > _LONG_LOOK_S:
-                self._silent_at[rank] += held_up
-            if begins_to_end or (self._is_ending and rank not in judged):
-                self._silent_at[rank] = now + self._patience_s()
-        for rank in [rank for rank, silent_at in self._silent_at.items() if silent_at < now]:
-            self._silent_at[rank] = now + self.config.run.heartbeat_timeout_s
-            done = "its process is ended" if self.port.kill(rank) else "there is no process that could be ended, nor one in its place yet"
-            self._say(f"{self.topology.name(rank)} has been silent for too long (run.heartbeat_timeout_s): {done}")
+    def _check_deadlines(self, now: float) -> None:
+        paused, self._checked_at = now - self._checked_at, now
+        blocking = self._blocking_the_end(now) if self._is_ending else set()
+        end_begins, self._is_ending = self.port.stopping and not self._is_ending, self.port.stopping
+        for rank in self._deadlines:
+            if paused > _LONG_STEP_S:
+                self._deadlines[rank] += paused
+            if end_begins or (self._is_ending and rank not in blocking):
+                self._deadlines[rank] = now + self._timeout_s()
+        for rank in [rank for rank, deadline in self._deadlines.items() if deadline < now]:
+            self._deadlines[rank] = now + self.config.run.heartbeat_timeout_s
+            action = "its process is killed" if self.port.kill(rank) else "no process of its host can kill it yet"
+            warn(f"apex: {self.topology.name(rank)} sent no report within run.heartbeat_timeout_s: {action}")
 
-    def _judged_at_the_end(self, now: float) -> set[int]:
-        """Return the acting ranks that the end waits for, unless a replay rank is silent, for which they may wait."""
+    def _blocking_the_end(self, now: float) -> set[int]:
+        """Return the acting ranks that block the end; none while a replay rank is silent, as they may wait for it."""
         awaited = self.port.awaited()
         acting = set(filter(self.topology.is_acting, awaited))
-        return acting if all(self._at_work_until.get(rank, now) > now for rank in awaited - acting) else set()
+        is_replay_alive = all(self._replay_deadlines.get(rank, now) > now for rank in awaited - acting)
+        return acting if is_replay_alive else set()
 
-    def _patience_s(self) -> float:
-        """Return how long a rank may be silent: at the end no longer than leaves time to end without it."""
+    def _timeout_s(self) -> float:
+        """Return how long a rank may stay silent; shorter at the end, to leave time to end without it."""
         run = self.config.run
-        return min(run.heartbeat_timeout_s, run.shutdown_timeout_s / 4) if self.port.stopping else run.heartbeat_timeout_s
+        timeout_s = run.heartbeat_timeout_s
+        return min(timeout_s, run.shutdown_timeout_s / 4) if self.port.stopping else timeout_s
 
-    def _share_out_the_ladder(self) -> None:
-        """Give the actors that are there the whole ladder: no part of it stays without one."""
-        there = [rank for rank in self.topology.actor_ranks if rank in self._silent_at]
-        self._rungs = {rank: EpsilonAssignment(position, len(there)) for position, rank in enumerate(there)}
-
-    def _say(self, text: str) -> None:
-        warn(f"apex: {text}")
+    def _divide_ladder(self) -> None:
+        """Divide the whole epsilon ladder among the remaining actors."""
+        actors = [rank for rank in self.topology.actor_ranks if rank in self._deadlines]
+        self._assignments = {rank: EpsilonAssignment(i, len(actors)) for i, rank in enumerate(actors)}

@@ -47,14 +47,14 @@ def make_ports(topology: Topology, limits: Limits) -> list[Endpoint]:
 
 
 class _LearnerEndpoint(LearnerEndpoint):
-    """The learner's, which also keeps what is on its way between all others."""
+    """The learner's port, whose state is that of all ports and wires of this process."""
 
     def __init__(self, wires: list[LocalWire], topology: Topology, limits: Limits, others: list[Endpoint]):
         super().__init__(wires[LEARNER_RANK], topology, limits)
-        self._wires, self._ports = wires, [self, *others]
+        self._wires, self._others = wires, others
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict]:
-        """Return all that is on its way in this world: arrays and plain values."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything in flight in this process: ``arrays``, and ``values`` that refer to them."""
         arrays: list[np.ndarray] = []
 
         def plain(value: Any) -> Any:
@@ -65,11 +65,13 @@ class _LearnerEndpoint(LearnerEndpoint):
                 return {"table": {str(key): plain(held) for key, held in value.items()}}
             return [plain(held) for held in value] if isinstance(value, list) else value
 
-        values = [[plain(wire.state_dict()), plain(port.state_dict())] for wire, port in zip(self._wires, self._ports)]
-        return {f"message_{i}": array for i, array in enumerate(arrays)}, {"ports": values}
+        states = [super().state_dict(), *(port.state_dict() for port in self._others)]
+        values = [[plain(wire.state_dict()), plain(state)] for wire, state in zip(self._wires, states)]
+        return {"arrays": {f"message_{i}": array for i, array in enumerate(arrays)}, "values": {"ports": values}}
 
-    def restore(self, arrays: dict[str, np.ndarray], values: dict) -> None:
-        """Put back what ``state`` returned; to be called once all ports have been made."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore ``state_dict``, once all ports have been made."""
+        arrays = state["arrays"]
 
         def full(value: Any) -> Any:
             if isinstance(value, dict) and "array" in value:
@@ -78,9 +80,10 @@ class _LearnerEndpoint(LearnerEndpoint):
                 return {key: full(held) for key, held in value["table"].items()}
             return [full(held) for held in value] if isinstance(value, list) else value
 
-        for wire, port, (wire_state, state) in zip(self._wires, self._ports, values["ports"], strict=True):
+        loads = [super().load_state_dict, *(port.load_state_dict for port in self._others)]
+        for wire, load, (wire_state, port_state) in zip(self._wires, loads, state["values"]["ports"], strict=True):
             wire.load_state_dict(full(wire_state))
-            port.load_state_dict(full(state))
+            load(full(port_state))
 
 
 def step_in_turn(roles: list[Role], signals: StopSignals | None = None) -> None:

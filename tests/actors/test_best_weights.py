@@ -136,7 +136,7 @@ def test_a_late_evaluation_counts_unless_an_earlier_one_ended_the_run(tmp_path, 
         counters = Counters(EVALUATOR)
         counters.add("evaluations", number)
         counters.set("eval_return", eval_return)
-        run_log.hear(Report(EVALUATOR, 0, counters.vector()))
+        run_log.on_report(Report(EVALUATOR, 0, counters.vector()))
         run_log.reason = reason
     run_log.close()
     assert folder.result()["eval_return"] == told

@@ -151,7 +151,7 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
         vector, before = np.frombuffer(values, np.float64), world.refused
         assert world.ports[world.topology.rank(role, index)].send_report(vector)
         world.progress(), world.progress()  # it is taken, and its sender knows
-        world.learner._hear_reports()
+        world.learner._poll_reports()
         good = report_is_good(role, vector.tolist())
         assert (world.refused == before) == good, vector
         taken += good
@@ -171,8 +171,8 @@ def acknowledged(number: int, error: int = 0) -> CheckpointAck:
 def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_the_checkpoint_becomes_whole(world, tried):
     tried.least = ANSWERS
     rng, checkpoints = random.Random(3), world.learner.checkpoints
-    checkpoints.begin(0, world.learner._copies)
-    number, owing = checkpoints._number, set(checkpoints._owing)
+    checkpoints.start(0, world.learner._copy_state)
+    number, pending = checkpoints._number, set(checkpoints._pending)
     senders = [("replay", 0), ("evaluator", 0), ("actor", 0), ("actor", 1)]
     for _ in range(ANSWERS):
         ack = acknowledged(rng.choice([*EDGES, 2, number]), rng.choice([*EDGES, 2]))
@@ -180,18 +180,18 @@ def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_
             ack = ack._replace(error=-1) if rng.random() < 0.5 else EpsilonAck()
         before = world.refused
         world.acknowledge(*rng.choice(senders), ack)
-        checkpoints.hear()
-        assert world.refused == before + 1 and checkpoints._owing == owing and not checkpoints._writing.answered.is_set()
+        checkpoints.poll()
+        assert world.refused == before + 1 and checkpoints._pending == pending and not checkpoints._writing.all_acknowledged.is_set()
         tried()
     for sender in senders:
         if sender[0] != "evaluator":
             Part(checkpoints._writing.partial, "{}-{}".format(*sender)).finish({})
         world.acknowledge(*sender, acknowledged(number))
-    checkpoints.hear()
+    checkpoints.poll()
     assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in complete(world.folder.checkpoints)] == [0]
     before = world.refused
     world.acknowledge("actor", 0, acknowledged(number))
-    checkpoints.hear()
+    checkpoints.poll()
     assert world.refused == before + 1, "a second answer"
 
 

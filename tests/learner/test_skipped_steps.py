@@ -42,7 +42,7 @@ def test_the_run_goes_on_without_the_steps_and_keeps_what_they_were_made_from(tm
     state = checkpoint.load(run.folder.path / "skipped" / "0001-after-step-4.pt")
     assert state["learner_steps"] == 4 and all(torch.isfinite(tensor).all() for tensor in state["online"].values())
     told = capfd.readouterr().err
-    assert "the loss of learner step 5 is nan; skipped (1 of 10 before the run fails)" in told
+    assert "the loss of learner step 5 is nan; the step is skipped (1; the run fails after 10)" in told
 
 
 def test_their_priorities_stay_as_they_were(tmp_path, poison, monkeypatch):
@@ -70,4 +70,4 @@ def test_a_disk_that_does_not_take_the_batch_costs_the_copy_and_not_the_run(tmp_
     monkeypatch.setattr(np, "savez", full)
     run = Run(tmp_path).start()
     assert len(run.losses) == STEPS
-    assert "its batch could not be kept: No space left on device" in capfd.readouterr().err
+    assert "its batch cannot be written: No space left on device" in capfd.readouterr().err

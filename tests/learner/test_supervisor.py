@@ -46,13 +46,13 @@ class Checkpoints:
     def __init__(self):
         self.owing, self.absent, self.told = set(), set(), {}
 
-    def lose(self, rank):
+    def on_loss(self, rank):
         self.absent.add(rank)
 
-    def join(self, rank):
+    def on_replacement(self, rank):
         self.absent.discard(rank)
 
-    def tell(self, rank, assignment):
+    def assign(self, rank, assignment):
         if rank not in self.owing:
             self.told[rank] = assignment
         return rank not in self.owing
@@ -108,23 +108,23 @@ def test_the_third_loss_of_one_rank_ends_the_run_and_those_of_others_do_not_coun
     it.port.changes = [Change(rank, LOST, "killed") for rank in (4, 4, 3, 3, 5)]
     it.step()
     it.port.changes = [Change(4, LOST, "killed")]
-    with pytest.raises(RuntimeError, match=r"actor 1 \(rank 4\) was lost once more .* after 2 replacements \(run.max_replacements\)"):
+    with pytest.raises(RuntimeError, match=r"actor 1 \(rank 4\) was lost again .* after 2 replacements \(run.max_replacements\)"):
         it.step()
 
 
 def test_who_sends_no_report_for_too_long_is_ended_and_nobody_else(it, clock):
     for _ in range(40):
         for role, index in ((ACTOR, 0), (ACTOR, 2), (EVALUATOR, 0)):
-            it.heard(role, index)
-        it.heard(ACTOR, 1) if clock.now < 1004 else None
+            it.on_report(role, index)
+        it.on_report(ACTOR, 1) if clock.now < 1004 else None
         let_pass(it, clock, 0.5)
     assert set(it.port.killed) == {4}
 
 
 def test_nobody_is_silent_while_the_learner_itself_was_held_up(it, clock):
     for rank in range(3):
-        it.heard(ACTOR, rank)
-    it.heard(EVALUATOR, 0)
+        it.on_report(ACTOR, rank)
+    it.on_report(EVALUATOR, 0)
     clock.now += 60.0
     it.step()
     assert it.port.killed == []
@@ -156,7 +156,7 @@ def test_while_the_run_ends_only_who_is_awaited_is_ended_in_time_and_nobody_is_r
 def test_while_the_run_ends_an_actor_is_ended_that_a_replay_rank_at_work_waits_for(it, clock):
     it.port.stopping, it.port.left = True, {1, 4}
     for _ in range(6):
-        it.heard(REPLAY, 0)
+        it.on_report(REPLAY, 0)
         let_pass(it, clock, 0.5)
     assert it.port.killed == [4]
 
@@ -164,7 +164,7 @@ def test_while_the_run_ends_an_actor_is_ended_that_a_replay_rank_at_work_waits_f
 def test_who_hangs_after_its_last_report_is_ended_while_there_is_still_time_to_end_without_it(it, clock):
     it.port.stopping, it.port.left = True, {4}
     let_pass(it, clock, 0.5)
-    it.heard(ACTOR, 1)
+    it.on_report(ACTOR, 1)
     let_pass(it, clock, CONFIG.run.shutdown_timeout_s / 2 + 1)
     assert it.port.killed == [4]
 
