@@ -10,8 +10,8 @@ _ROUNDING = 0.999  # far more than any index rounds by
 def sample_fault(views: dict[str, np.ndarray], num_actions: int) -> str | None:
     """Return what is wrong with the views of a sample message; None if nothing is.
 
-    An impossible action would read beyond the Q-values. An impossible probability or minimum would give weights
-    above 1 and spoil those of later batches. The train step itself catches a batch whose loss is NaN.
+    An impossible action would read beyond the Q-values. An impossible probability or minimum would give
+    weights above 1 and spoil those of later batches. The train step itself catches a loss that is NaN.
     """
     action, probability = views["action"], views["probability"]
     total, minimum = float(views["total"][0]), float(views["minimum"][0])

@@ -1,8 +1,8 @@
 """When checkpoints are written, and how one is completed during training.
 
 The learner copies its own state (the only pause) and sends a request to all ranks. A thread writes the copy.
-Each rank acknowledges when its part is on disk; then the thread commits the folder. A disk error costs that one
-checkpoint and a warning.
+Each rank acknowledges when its part is on disk; then the thread commits the folder. A disk error costs that
+one checkpoint and a warning.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class Checkpoints:
     ``steps`` are the learner steps of the checkpoint that the run resumes from, -1 for a new run.
     """
 
-    def __init__(self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1):
+    def __init__(
+        self, config: Config, topology: Topology, checkpoints: Path, port: LearnerPort, steps: int = -1
+    ):
         self.config, self.topology, self.port, self.checkpoints = config, topology, port, checkpoints
         self._period = config.learner.checkpoint_period
         self._number = self._base = 0  # of the last request, and of the newest complete checkpoint
@@ -127,15 +129,16 @@ class Checkpoints:
         self._writing: _Writing | None = None
         self._is_final = False
         self._warned: set[str] = set()  # reasons of failures since the last complete checkpoint
-        self._waits_for_disk = config.run.transport == "local"  # an exact run must not depend on the disk's speed
+        self._waits_for_disk = config.run.transport == "local"  # exact: independent of the disk's speed
         checkpoint.remove_leftovers(checkpoints)
 
     def is_due(self, learner_steps: int) -> bool:
         """Whether to start a checkpoint now."""
-        return learner_steps >= self._due and self._writing is None and not self._pending & self._replay_ranks()
+        is_free = self._writing is None and not self._pending & self._replay_ranks()
+        return learner_steps >= self._due and is_free
 
     def start(self, learner_steps: int, copy_state: CopyState) -> None:
-        """Start a checkpoint; ``copy_state()`` returns copies of the learner's tensors and of its other state.
+        """Start a checkpoint; ``copy_state()`` returns copies of the learner's tensors and other state.
 
         ``state["answers"]``, role -> index -> state, is what ranks that do not reply resume from.
         """
@@ -156,7 +159,7 @@ class Checkpoints:
         self._writing.start(*copies)
 
     def assign(self, rank: int, assignment: EpsilonAssignment) -> bool:
-        """Send an epsilon assignment; return False, unsent, until the rank has acknowledged its last request."""
+        """Send an epsilon assignment, or return False until the rank has acknowledged its last request."""
         if rank in self._pending:
             return False
         self._request(rank, assignment, _EPSILON)
@@ -172,12 +175,12 @@ class Checkpoints:
         self._lost.discard(rank)
 
     def poll(self) -> bool:
-        """Receive acknowledgements and complete the checkpoint; return whether there was an acknowledgement."""
+        """Receive acknowledgements and complete the checkpoint; return whether there were any."""
         acks = self.port.poll_acks()
         for role, index, ack in acks:
             rank = self.topology.rank(role, index)
             if rank not in self._pending or not self._is_expected(rank, role, ack):
-                self.port.refuse("control", f"an acknowledgement of {role} {index} without a matching request")
+                self.port.refuse("control", f"an acknowledgement of {role} {index} without a request")
                 continue
             self._pending.discard(rank)
             if self._writing is not None and isinstance(ack, CheckpointAck):

@@ -13,11 +13,10 @@ class ImportanceWeights:
     """is_weight_i = (1 / (size * probability_i))^beta, divided by its maximum.
 
     The size cancels: is_weight_i = (smallest probability / probability_i)^beta, where the smallest is
-    that of the batch (``normalizer="batch"``) or of all of replay (``"global"``): of every replay
-    rank, as last heard from it. A global maximum does not depend on which rows a batch happens to
-    hold. Batches are asked of the replay ranks in turn, so that a row of any rank is drawn with its
-    probability within its rank divided by the number of ranks, which cancels too. ``smallest`` float64 [num_replay]
-    is what was last heard.
+    that of the batch (``normalizer="batch"``) or of all replay ranks (``"global"``). A global maximum does
+    not depend on the rows of a batch. Replay ranks are sampled in turn, so a row is drawn with its
+    probability within its rank divided by the number of ranks, which cancels too. ``smallest``, float64
+    [num_replay], holds the newest value from each rank.
     """
 
     def __init__(self, beta: float, normalizer: str, num_replay: int):
@@ -39,7 +38,7 @@ class ImportanceWeights:
         return {"smallest": self.smallest.tolist()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``; with another number of replay ranks, start without."""
+        """Restore ``state_dict``; with another number of replay ranks, change nothing."""
         require(state, STATE)
         if len(state["smallest"]) == len(self.smallest):
             self.smallest[:] = state["smallest"]

@@ -55,12 +55,13 @@ class Learner(Role):
         super().__init__(LEARNER, port, config.run.log_period_s)
         self.config, self.run_log = config, run_log
         self.train = TrainStep(config, spec)
-        self.importance = ImportanceWeights(config.learner.beta, config.learner.is_normalizer, topology.replay_ranks)
+        beta, normalizer = config.learner.beta, config.learner.is_normalizer
+        self.importance = ImportanceWeights(beta, normalizer, topology.replay_ranks)
         self._samples, self._num_actions = sample_layout(spec, config.learner.batch_size), spec.num_actions
         self._priorities = priority_layout(config.learner.batch_size)
         self._weights = weight_layout(weights.size(self.train.online))
         self._turn = self._requested = 0  # the replay rank of the next request; open requests
-        self._param_version = self._publish_at = 0  # publishes so far; learner steps from which the next is due
+        self._param_version = self._publish_at = 0  # publishes so far; learner steps of the next
         self._is_exact = config.run.transport == "local"  # a resumed run repeats the original to the last bit
         self._no_more_intake_sent = False
         steps = -1 if reader is None else reader.learner_steps
@@ -95,7 +96,7 @@ class Learner(Role):
         return self._poll_reports()
 
     def _send_no_more_intake(self) -> None:
-        """Notify the replay ranks once all actors have finished: their last reports then count every transition."""
+        """Notify the replay ranks once all actors have finished, so that their last reports are complete."""
         topology = self.run_log.topology
         if not self._no_more_intake_sent and self.port.awaited().isdisjoint(topology.actor_ranks):
             self._no_more_intake_sent = True
@@ -171,10 +172,10 @@ class Learner(Role):
                 self.counters.set(name, value)
 
     def _follow_run(self) -> bool:
-        """Receive reports, write the log, and end the run at a limit; return whether a checkpoint has started.
+        """Receive reports, write the log, end the run at a limit; return whether a checkpoint has started.
 
-        A step that starts a checkpoint does nothing else, nor does another role's step that receives the request.
-        So where roles take turns, all parts of a checkpoint show one moment.
+        A step that starts a checkpoint does nothing else, nor does another role's step that receives the
+        request. So where roles take turns, all parts of a checkpoint show one moment.
         """
         if self.run_log.row_is_due():
             self.report()  # so that the learner's own counts are up to date
@@ -195,7 +196,7 @@ class Learner(Role):
         return due
 
     def _copy_state(self) -> tuple[dict, dict]:
-        """Return copies of the state of ``train``, whose tensors have a file of their own, and of all else."""
+        """Return copies of the state of ``train``, which has a file of its own, and of all other state."""
         self.train.check_finite()
         return to_cpu(self.train.state_dict()), self.state_dict()
 

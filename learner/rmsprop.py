@@ -1,4 +1,4 @@
-"""Centred RMSProp with epsilon inside the root: the form that the constants of Horgan et al. 2018 belong to."""
+"""Centred RMSProp with epsilon inside the root, as the constants of Horgan et al. 2018 require."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class CentredRMSprop(Optimizer):
         v <- rho v + (1 - rho) x^2
         parameter <- parameter - lr x / sqrt(v - g^2 + eps)
 
-    (Horgan et al. 2018, appendix C; Mnih et al. 2015.) ``torch.optim.RMSprop`` adds eps to the root instead, which
-    for eps = 1.5e-7 is another optimiser. Kept are g and the variance s = v - g^2 itself, which obeys::
+    (Horgan et al. 2018, appendix C; Mnih et al. 2015.) ``torch.optim.RMSprop`` adds eps to the root instead,
+    which for eps = 1.5e-7 is another optimiser. The state is g and the variance s = v - g^2, which obeys::
 
-        s <- rho (s + (1 - rho) (x - g)^2)      with the g of before
+        s <- rho (s + (1 - rho) (x - g)^2)      with g before its update
 
-    It cannot fall below 0, and does not cancel where x is nearly constant. Costs O(1) kernels for all parameters
-    together. Gradients are dense; a parameter without one is left alone.
+    It cannot fall below 0, and does not cancel if x is nearly constant. An update costs O(1) kernels for all
+    parameters together. Gradients are dense; a parameter without a gradient stays unchanged.
     """
 
     def __init__(self, params: Iterable[torch.Tensor], lr: float, decay: float, eps: float):
@@ -45,7 +45,7 @@ class CentredRMSprop(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Go on from ``state_dict``, also from that of torch's centred RMSprop; raises ValueError for another optimiser's."""
+        """Restore ``state_dict``, or that of torch's centred RMSprop; raises ValueError for other states."""
         super().load_state_dict(_in_this_form(state_dict))
 
     def _update(self, params: list, lr: float, decay: float, eps: float) -> None:
@@ -68,20 +68,21 @@ class CentredRMSprop(Optimizer):
 
 
 def _in_this_form(saved: dict) -> dict:
-    """Return a state in this class's form; one of torch's centred RMSprop is converted, with a warning."""
+    """Return a state in this class's form; convert that of torch's centred RMSprop, with a warning."""
     groups, states = saved["param_groups"], saved["state"]
     if all("decay" in group for group in groups):
         return saved
     if not all(group.get("centered") for group in groups):
         raise ValueError("its optimiser is RMSProp without centring")
     warn(
-        "apex: the checkpoint's RMSProp added epsilon outside the root; its averages are kept, but epsilon is now inside,"
-        " so the size of steps changes"
+        "apex: the checkpoint's RMSProp added epsilon outside the root; its averages are kept, but epsilon is"
+        " now inside, so the size of steps changes"
     )
-    groups = [{name: group[name] for name in ("lr", "eps", "params")} | {"decay": group["alpha"]} for group in groups]
-    return {"state": {key: _averages_of_torch(state) for key, state in states.items()}, "param_groups": groups}
+    names = {"lr": "lr", "eps": "eps", "params": "params", "decay": "alpha"}
+    groups = [{new: group[old] for new, old in names.items()} for group in groups]
+    return {"state": {key: _converted(state) for key, state in states.items()}, "param_groups": groups}
 
 
-def _averages_of_torch(state: dict) -> dict:
+def _converted(state: dict) -> dict:
     mean, square = state["grad_avg"], state["square_avg"]
     return {"mean": mean, "variance": (square - mean * mean).clamp(min=0)}

@@ -31,7 +31,7 @@ class RunLog:
     def __init__(
         self, config: Config, topology: Topology, folder: RunFolder, preset: str,
         show: Callable[[dict], None] = lambda row: None,
-    ):
+    ):  # fmt: skip
         self.config, self.topology, self.folder = config, topology, folder
         self.preset, self.show = preset, show
         self.hub = Hub(topology.num_actors, config.replay.ranks)
@@ -44,8 +44,9 @@ class RunLog:
         self._next_row = self.started + config.run.log_period_s
 
     def on_report(self, report: Report) -> None:
-        """Store a report; raises ValueError for impossible values. Once the target is reached, later evaluations
-        do not change the result.
+        """Store a report; raises ValueError for impossible values.
+
+        Once the target is reached, later evaluations do not change the result.
         """
         self.hub.update(*report)
         if report.role != EVALUATOR or self.reason == "target_return":

@@ -1,8 +1,8 @@
 """Survives the loss of acting ranks, where ``run.fault_tolerance`` says so.
 
-A new process replaces a lost rank and continues with its counters and its place in the epsilon ladder. A rank that
-reports nothing for ``run.heartbeat_timeout_s`` is killed and then handled as lost. If no process can be started,
-the remaining actors divide the whole epsilon ladder among themselves.
+A new process replaces a lost rank and continues with its counters and its place in the epsilon ladder. A rank
+that reports nothing for ``run.heartbeat_timeout_s`` is killed and then handled as lost. If no process can be
+started, the remaining actors divide the whole epsilon ladder among themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Supervisor:
         self.config, self.topology, self.port, self.counters = config, topology, port, counters
         self.run_log, self.checkpoints = run_log, checkpoints
         acting, now = range(topology.evaluator_rank, topology.size), time.monotonic()
-        self._deadlines = dict.fromkeys(acting, now + _START_TIMEOUT_S)  # rank -> when its next report is overdue
+        self._deadlines = dict.fromkeys(acting, now + _START_TIMEOUT_S)  # of the next report, by rank
         self._replay_deadlines = dict.fromkeys(topology.replay_ranks_range, now)
         self._checked_at, self._is_ending = now, False
         self._replacements = dict.fromkeys(acting, 0)
@@ -111,11 +111,11 @@ class Supervisor:
                 self._deadlines[rank] = now + self._timeout_s()
         for rank in [rank for rank, deadline in self._deadlines.items() if deadline < now]:
             self._deadlines[rank] = now + self.config.run.heartbeat_timeout_s
-            action = "its process is killed" if self.port.kill(rank) else "no process of its host can kill it yet"
+            action = "it is killed" if self.port.kill(rank) else "no process of its host can kill it yet"
             warn(f"apex: {self.topology.name(rank)} sent no report within run.heartbeat_timeout_s: {action}")
 
     def _blocking_the_end(self, now: float) -> set[int]:
-        """Return the acting ranks that block the end; none while a replay rank is silent, as they may wait for it."""
+        """Return the acting ranks that block the end; none while they may wait for a silent replay rank."""
         awaited = self.port.awaited()
         acting = set(filter(self.topology.is_acting, awaited))
         is_replay_alive = all(self._replay_deadlines.get(rank, now) > now for rank in awaited - acting)

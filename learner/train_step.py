@@ -15,14 +15,14 @@ from apex.config import Config, ConfigError, LearnerConfig
 from apex.schema import EnvSpec
 from learner.rmsprop import CentredRMSprop
 
-# A sample batch may be lent by a replay rank: it is read-only, and here it is only read.
+# A sample batch may be in a replay rank's memory, read-only; a train step only reads it.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", module=__name__)
 
 _INPUTS = ("obs", "next_obs", "action", "reward", "discount")
 
 
 class StepResult(NamedTuple):
-    """What one update tells: raw |TD error| per row (float32[B]) and means for the log."""
+    """The result of one update: raw |TD error| per row (float32[B]) and means for the log."""
 
     priority: np.ndarray
     loss: float
@@ -32,7 +32,7 @@ class StepResult(NamedTuple):
 
 
 class NotFinite(FloatingPointError):
-    """The loss, the gradient or the result of a step is NaN or infinite; networks and optimiser are as before it."""
+    """The loss, the gradient or a new parameter is NaN or infinite; the step has changed nothing."""
 
 
 class TrainStep:
@@ -43,21 +43,21 @@ class TrainStep:
         self.device = device(config.learner.device)
         self.algorithm = algorithms.load(config.algorithm.name)
         torch.manual_seed(seeds.integer(config.run.seed, "learner"))
-        # Convolutions are faster with the channels of a pixel side by side: 1.2 times on a CPU.
+        # Convolutions are 1.2 times faster on a CPU with the channels of a pixel side by side.
         network = self.algorithm.make_network(config, spec)
         self.online = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch lists no such
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = _optimizer(self.online, config.learner)
-        self._before = Before(self.optimizer)
+        self._before = _Snapshot(self.optimizer)
         self.learner_steps = 0
-        self._pinned: dict[str, torch.Tensor] = {}  # on CUDA: memory that the device reads by itself
-        self._random: dict | None = None  # state of torch's generators that the next update goes on from
+        self._pinned: dict[str, torch.Tensor] = {}  # on CUDA: page-locked memory
+        self._random: dict | None = None  # state of torch's generators to restore before the next update
 
     def __call__(self, views: dict[str, np.ndarray], is_weight: np.ndarray) -> StepResult:
-        """Update the online network from a sample message; copy it into the target when that is due.
+        """Update the online network from a sample message; copy it into the target network when that is due.
 
         The loss is the mean of is_weight * Huber(TD error). Raises :class:`NotFinite`, and changes nothing,
-        where it, its gradient or a parameter that comes of it is not finite.
+        if the loss, its gradient or a resulting parameter is not finite.
         """
         self._restore_random()
         batch = {name: _as_input(self._on_device(name, views[name])) for name in _INPUTS}
@@ -72,7 +72,7 @@ class TrainStep:
         return StepResult(priority, loss.item(), float(priority.mean()), q_taken.mean().item(), grad_norm)
 
     def _on_device(self, name: str, values: np.ndarray) -> torch.Tensor:
-        """Return ``values`` on the device; to a GPU through pinned memory, used again since every step waits for its loss."""
+        """Return ``values`` on the device, copied through pinned memory that each step reuses."""
         tensor = torch.from_numpy(values)
         if self.device.type != "cuda":
             return tensor
@@ -82,13 +82,13 @@ class TrainStep:
         return pinned.copy_(tensor).to(self.device, non_blocking=True)
 
     def check_finite(self) -> None:
-        """Raise FloatingPointError where a parameter is NaN or infinite: such weights are neither sent nor kept."""
+        """Raise FloatingPointError if a parameter is NaN or infinite: no such weights are sent or saved."""
         for name, parameter in self.online.named_parameters():
             if not torch.isfinite(parameter).all():
-                raise FloatingPointError(f"after learner step {self.learner_steps} the parameter '{name}' is not finite")
+                raise FloatingPointError(f"after learner step {self.learner_steps}: '{name}' is not finite")
 
     def state_dict(self) -> dict:
-        """Return networks, optimiser, step count and torch's random state; as torch does, without copying."""
+        """Return networks, optimiser, step count and torch's random state; tensors are not copied."""
         cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return {
             "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
@@ -99,26 +99,27 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``; raises what torch does, or ValueError, where it is of another configuration."""
+        """Restore ``state_dict``; raises what torch does, or ValueError, if the configuration differs."""
         self.online.load_state_dict(state["online"])
         self.target.load_state_dict(state["target"])
         self._load_optimizer(state["optimizer"])
         self.learner_steps, self._random = int(state["learner_steps"]), _checked_random(state["random"])
 
     def _load_optimizer(self, state: dict) -> None:
-        """Take averages and counts from ``state``; step size, epsilon and decay are those of this configuration."""
+        """Restore averages and counts; step size, epsilon and decay stay as configured."""
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         if len({"betas" in group for group in (*options, *state["param_groups"])}) > 1:
             raise ValueError("its optimiser is not that of learner.optimizer")
         self.optimizer.load_state_dict(state)
         for parameter, held in self.optimizer.state.items():
-            if any(not isinstance(t, torch.Tensor) or t.shape not in ((), parameter.shape) for t in held.values()):
+            shapes = {t.shape if isinstance(t, torch.Tensor) else None for t in held.values()}
+            if not shapes <= {(), parameter.shape}:
                 raise ValueError("its optimiser has averages of another shape")
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
 
     def _restore_random(self) -> None:
-        """Once all else that draws from torch's generators has been made."""
+        """Restore torch's generators; only now, as other objects of this process draw from them when made."""
         if self._random is not None:
             torch.set_rng_state(self._random["cpu"])
             for state in self._random["cuda"][: self.device.type == "cuda"]:
@@ -131,10 +132,10 @@ class TrainStep:
         norm = nn.utils.clip_grad_norm_(self.online.parameters(), self.config.learner.max_grad_norm)
         if not torch.isfinite(norm):
             raise NotFinite(f"the gradient of learner step {self.learner_steps + 1} has norm {norm.item()}")
-        self._before.keep()
+        self._before.save()
         self.optimizer.step()
         if not all_finite(list(self.online.parameters())):
-            self._before.bring_back()
+            self._before.restore()
             raise NotFinite(f"a parameter after learner step {self.learner_steps + 1} is not finite")
         self.learner_steps += 1
         if self.learner_steps % self.config.learner.target_period == 0:
@@ -143,26 +144,26 @@ class TrainStep:
 
 
 def _checked_random(state: dict) -> dict:
-    """Return a state of torch's generators; raises TypeError or RuntimeError where torch does not take it."""
+    """Return ``state`` of torch's generators; raises TypeError or RuntimeError if torch rejects it."""
     torch.Generator().set_state(state["cpu"])
     if not all(isinstance(held, torch.Tensor) and held.dtype == torch.uint8 for held in state["cuda"]):
-        raise TypeError("the random state of CUDA is none")
+        raise TypeError("the random state of CUDA is malformed")
     return state
 
 
 def _as_input(tensor: torch.Tensor) -> torch.Tensor:
-    """Return images, which travel as bytes, as float32 with their channels side by side; other fields as they are."""
+    """Return images, which are sent as bytes, as float32 with channels last; other fields unchanged."""
     return tensor.to(torch.float32, memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def device(name: str, field: str = "learner.device") -> torch.device:
-    """Return the torch device called ``name``; raises :class:`ConfigError` naming ``field`` where it cannot be used here."""
+    """Return the torch device ``name``; raises :class:`ConfigError` naming ``field`` if it is not usable."""
     try:
         found = torch.device(name)
     except RuntimeError:
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
-        raise ConfigError(f"{field} = '{name}' is not a device that can be used; use cpu or cuda")
+        raise ConfigError(f"{field} = '{name}' is not a usable device; use cpu or cuda")
     seen = torch.cuda.device_count()
     if found.type == "cuda" and (found.index or 0) >= seen:
         use = "cuda:0 or cpu" if seen else "cpu"
@@ -172,41 +173,41 @@ def device(name: str, field: str = "learner.device") -> torch.device:
 
 @torch.no_grad()
 def all_finite(tensors: list[torch.Tensor]) -> bool:
-    """Whether no value of any of ``tensors`` is NaN or infinite; on an accelerator it waits once."""
-    # Sums are NaN or infinite where a value is, and cost a tenth of a look at each value. They may also overflow.
+    """Whether no value of any of ``tensors`` is NaN or infinite; on an accelerator it synchronises once."""
+    # A sum is not finite if a value is not, and costs a tenth of checking all values. It may also overflow.
     if torch.isfinite(torch.stack([t.sum() for t in tensors])).all():
         return True
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
-class Before:
-    """Parameters and state of an optimiser as they were before a step, in memory that is used again."""
+class _Snapshot:
+    """A copy of an optimiser's parameters and state, in memory that is reused."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._optimizer = optimizer
         self._copies: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def keep(self) -> None:
-        """Copy all of it: a pass over memory, small beside forward and backward."""
+    def save(self) -> None:
+        """Copy them: one pass over memory, cheap beside the forward and backward pass."""
         now = self._tensors()
-        if len(now) != len(self._copies):  # the first step makes the state
+        if len(now) != len(self._copies):  # the first step creates the state
             self._copies = [t.detach().clone() for t in now]
         else:
             torch._foreach_copy_(self._copies, now)
 
     @torch.no_grad()
-    def bring_back(self) -> None:
-        """Undo the steps since ``keep``."""
+    def restore(self) -> None:
+        """Undo the steps since ``save``."""
         parameters = sum(len(group["params"]) for group in self._optimizer.param_groups)
-        if len(self._copies) == parameters:  # there was no state yet
+        if len(self._copies) == parameters:  # saved before the first step
             self._optimizer.state.clear()
         torch._foreach_copy_(self._tensors(), self._copies)
 
     def _tensors(self) -> list[torch.Tensor]:
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        states = [t for p in parameters for t in self._optimizer.state.get(p, {}).values() if isinstance(t, torch.Tensor)]
-        return parameters + states
+        states = [t for p in parameters for t in self._optimizer.state.get(p, {}).values()]
+        return parameters + [t for t in states if isinstance(t, torch.Tensor)]
 
 
 def _optimizer(network: nn.Module, config: LearnerConfig) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""What `apex doctor` looks at: what each rank sees from where it is, and what one rank finds out for all."""
+"""The facts that `apex doctor` checks: what each rank sees, and what one rank finds out for all."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ _LAUNCHERS = (
 
 
 @dataclass
-class Patient:
-    """All that is known when the checks are made.
+class Facts:
+    """Everything the checks use.
 
     Attributes:
-        told: what the launcher says of the world: its ranks.
-        ranks: facts of each rank (see :func:`of_rank`), in order; only of this one where the world is not one.
-        config, topology, spec: what is to run; None without a preset. The topology is that of the run, of
-            which the world may be a smaller sample.
-        no_world: why the ranks are no world, or "".
-        refusal, memory_refusal: what `apex train` would refuse the run for, or "".
+        num_ranks: ranks that the launcher has started.
+        ranks: facts of each rank (see :func:`of_rank`), in order; if they form no world, only of this one.
+        config, topology, spec: the run to check; None without a preset.
+        no_world: why the ranks form no world, or "".
+        refusal, memory_refusal: why `apex train` would refuse the run, or "".
     """
 
-    told: int
+    num_ranks: int
     launcher: str
     ranks: list[dict]
     mpirun_version: str = ""
@@ -52,7 +51,7 @@ class Patient:
 
     @property
     def transport(self) -> str:
-        """How the ranks exchange messages."""
+        """The transport of the ranks: mpi, zmq or local."""
         return world.transport() if self.config is None else self.config.run.transport
 
     def hosts(self) -> dict[str, list[dict]]:
@@ -63,13 +62,17 @@ class Patient:
         return found
 
     def ranks_on(self, host: str) -> int:
-        """Return how many ranks the run has on a host: those of the world, or all if the world is a sample on one host."""
-        here = len(self.hosts()[host])
-        return self.topology.size if self.topology is not None and self.topology.size > self.told else here
+        """Return the number of ranks of the run on a host; a sample stands for all ranks of the run."""
+        return self.topology.size if self.topology is not None and self.is_sample else len(self.hosts()[host])
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether the world has fewer ranks than the run."""
+        return self.topology is not None and self.topology.size > self.num_ranks
 
 
 def of_rank(rank: int) -> dict:
-    """Return what this process sees: plain values, which travel between ranks over any transport."""
+    """Return the facts that one rank sees, as plain values that any transport can send."""
     return {
         "rank": rank,
         "host": socket.gethostname(),
@@ -83,25 +86,27 @@ def of_rank(rank: int) -> dict:
 
 
 def launcher() -> str:
-    """Return, in words, what has started this process as a rank."""
+    """Return the launcher that started this process as a rank, in words."""
     name = next((text for variable, text in _LAUNCHERS if variable in os.environ), "srun")
-    return "srun --mpi=pmi2" if "PMI_RANK" in os.environ and "SLURM_STEP_ID" in os.environ and "mpirun" in name else name
+    is_srun = {"PMI_RANK", "SLURM_STEP_ID"} <= os.environ.keys() and "mpirun" in name
+    return "srun --mpi=pmi2" if is_srun else name
 
 
 def mpirun_version() -> str:
-    """Return the MPI and version of the mpirun that `apex train` would take, or "" where there is none."""
+    """Return the MPI and version of the mpirun that `apex train` would use, or "" if there is none."""
     try:
-        command = [mpirun.find_mpirun(), "--version"]
-        said = subprocess.run(command, env=job.environment_for({}), capture_output=True, text=True, timeout=30).stdout
-    except (ValueError, OSError, subprocess.TimeoutExpired):  # ConfigError: there is none
+        command, environment = [mpirun.find_mpirun(), "--version"], job.environment_for({})
+        output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30).stdout
+    except (ValueError, OSError, subprocess.TimeoutExpired):  # ValueError: find_mpirun finds none
         return ""
-    number = re.search(r"\d+(\.\d+)+", said)
-    return f"{'Open MPI' if 'Open MPI' in said else 'MPICH' if 'HYDRA' in said else 'MPI'} {number[0] if number else '?'}"
+    number = re.search(r"\d+(\.\d+)+", output)
+    name = "Open MPI" if "Open MPI" in output else "MPICH" if "HYDRA" in output else "MPI"
+    return f"{name} {number[0] if number else '?'}"
 
 
-def gpus(asked: bool) -> list[str]:
-    """Return the names of the CUDA devices; torch, which takes seconds to import, is only asked if there may be one."""
-    if not asked and not os.path.exists("/dev/nvidiactl"):
+def gpus(must_ask: bool) -> list[str]:
+    """Return the names of the CUDA devices. Unless ``must_ask``, torch, slow to import, needs a driver."""
+    if not must_ask and not os.path.exists("/dev/nvidiactl"):
         return []
     import torch
 

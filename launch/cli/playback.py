@@ -1,4 +1,4 @@
-"""`apex eval` and `apex play`: a run's network, played greedily."""
+"""`apex eval` and `apex play`: greedy episodes with the network of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKPOINTS = ("best", "latest")
 
 
 class Player:
-    """The network of a finished or running run: its best evaluation's weights, or the newest."""
+    """The network of a run, finished or not, with the weights of its best evaluation or the newest."""
 
     def __init__(self, run: str, which: str | None):
         import torch
@@ -34,16 +34,17 @@ class Player:
         self.config: Config = configuration.load(str(self.folder.config_path))
         self.path = self._checkpoint(which)
         state = checkpoint.load(self.path)
-        self.network = algorithms.load(self.config.algorithm.name).make_network(self.config, env_spec(self.config.env)).eval()
+        algorithm = algorithms.load(self.config.algorithm.name)
+        self.network = algorithm.make_network(self.config, env_spec(self.config.env)).eval()
         try:
             weights.load_state(self.network, state["online"])
             self.learner_steps = int(state["learner_steps"])
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
             why = (str(error).splitlines() or [""])[0]
-            raise ConfigError(f"checkpoint {self.path} does not belong to this run's configuration: {why}") from None
+            raise ConfigError(f"checkpoint {self.path} does not fit the run's configuration: {why}") from None
 
     def _checkpoint(self, which: str | None) -> Path:
-        """Return the path of a checkpoint; by default the best, or the newest while there is no best."""
+        """Return the path of the checkpoint ``which``; None: best, or latest if there is no best yet."""
         paths = {name: self.folder.checkpoints / f"{name}.pt" for name in CHECKPOINTS}
         if which is not None and not look.is_file(paths[which]):
             raise ConfigError(f"--checkpoint {which}: there is no {paths[which]}")
@@ -61,8 +62,10 @@ class Player:
         with torch.inference_mode():
             return self.network(torch.from_numpy(obs)).numpy()
 
-    def play(self, episodes: int, seed: int, render: bool = False, each_step: Callable = lambda envs: None) -> Episodes:
-        """Play ``episodes`` greedy episodes at full scores, on seeds ``seed``, ``seed + 1``, ..."""
+    def play(
+        self, episodes: int, seed: int, render: bool = False, each_step: Callable = lambda envs: None
+    ) -> Episodes:
+        """Play ``episodes`` greedy episodes, scored in full, with seeds ``seed``, ``seed + 1``, ..."""
         env = self.config.env
 
         def make(attempt: int) -> VectorEnv:
@@ -87,7 +90,8 @@ def evaluate(run: str, which: str | None, episodes: int | None, seed: int | None
     returns = player.play(episodes, seed).returns
     say(
         f"apex: {player.path}, {player.learner_steps} learner steps: greedy return {returns.mean():.1f} "
-        f"(min {returns.min():.1f}, max {returns.max():.1f}) over {episodes} episodes, seeds {seed} to {seed + episodes - 1}"
+        f"(min {returns.min():.1f}, max {returns.max():.1f}) over {episodes} episodes, "
+        f"seeds {seed} to {seed + episodes - 1}"
     )
     return 0
 
@@ -97,8 +101,10 @@ def play(run: str, which: str | None, gif: Path, seed: int | None, max_frames: i
     out = OutputFile("--gif", gif, FILM)
     player = Player(run, which)
     frames: list[np.ndarray] = []
-    played = player.play(1, player.config.evaluator.seed if seed is None else seed, True, lambda envs: _film(envs, frames, max_frames))
-    about = f"{len(frames)} frames of {played.lengths[0]} steps, return {played.returns[0]:.1f}, from {player.path}"
+    seed = player.config.evaluator.seed if seed is None else seed
+    played = player.play(1, seed, True, lambda envs: _film(envs, frames, max_frames))
+    length, total = played.lengths[0], played.returns[0]
+    about = f"{len(frames)} frames of {length} steps, return {total:.1f}, from {player.path}"
     out.write(lambda path: _write_gif(frames, path), about)
     return 0
 

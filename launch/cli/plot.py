@@ -1,4 +1,4 @@
-"""Learning curves: returns of one or several runs against time and against experience."""
+"""`apex plot`: returns of runs against time and against experience."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _UNITS = ((2 * 3600, 3600, "h"), (600, 60, "min"), (0, 1, "s"))
 
 
 def learning_curve(runs: list[Path], out: OutputFile) -> None:
-    """Draw the runs over each other.
+    """Draw all runs in one figure.
 
-    Left: return against wall time. Right: against env frames, or agent steps where the two are
-    the same. Faint lines are training episodes, marked lines greedy evaluations; a dashed line is
-    the target of runs that stop at one. Raises :class:`ConfigError` if no run has a row.
+    Left: return against wall time. Right: return against env frames, or agent steps if the two are
+    equal. Faint lines are training episodes, lines with marks greedy evaluations; a dashed line is
+    the target return of runs that stop at one. Raises :class:`ConfigError` if no run has a row.
     """
     out.write_figure(_figure([Path(run) for run in runs]))
 
@@ -36,7 +36,7 @@ def _figure(runs: list[Path]) -> Figure:
 
     logs = [_log(RunFolder(run)) for run in runs]
     if not any(logs):
-        raise ConfigError(f"nothing to plot yet: no rows in {', '.join(map(str, runs)) or 'no runs'}")
+        raise ConfigError(f"nothing to plot yet: no rows in {', '.join(map(str, runs))}")
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)  # draws without a display
     panels = figure.subplots(1, 2, sharey=True)
@@ -52,7 +52,7 @@ def _figure(runs: list[Path]) -> Figure:
 
 
 def _log(folder: RunFolder) -> list[dict]:
-    """Return the rows of a run, with None for what a row does not tell. Raises :class:`ConfigError` for what is no log."""
+    """Return the rows of a run, with None for missing values; raises :class:`ConfigError` if it is no log."""
     folder.check_rows()
     counts = dict.fromkeys(("env_frames", "agent_steps", "evaluations"), 0)
     blank = counts | dict.fromkeys(("train_return", "eval_return"))
@@ -97,18 +97,18 @@ def _targets(runs: list[Path]) -> list[float]:
     """Return the distinct target returns of the runs that stop at one."""
     sections = [_run_section(RunFolder(run).config_path) for run in runs]
     targets = [run.get("target_return") for run in sections if run.get("stop_at_target")]
-    return sorted({float(target) for target in targets if isinstance(target, int | float) and not isinstance(target, bool)})
+    return sorted({float(target) for target in targets if type(target) in (int, float)})
 
 
 def _run_section(path: Path) -> dict:
-    """Return the [run] section of a run's configuration; empty if it was not kept with the log."""
+    """Return the [run] section of a run's configuration; empty if the log has no configuration."""
     text = look.read(path)
     if text is None:
         return {}
     try:
         return dict(tomllib.loads(text.decode()).get("run", {}))
     except (ValueError, TypeError, RecursionError):
-        raise ConfigError(f"{path} is no configuration of a run; move it aside to plot without it") from None
+        raise ConfigError(f"{path} is not a run's configuration; move it away to plot without it") from None
 
 
 def _legend(figure: Figure, names: list[str], has_target: bool) -> None:

@@ -1,4 +1,4 @@
-"""`apex submit`: fills the settings of a SLURM script in, writes the script, and submits it."""
+"""`apex submit`: fills in a SLURM script, writes it, and submits it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from apex.topology import ACTOR
 SCRIPTS = Path(__file__).resolve().parents[1] / "slurm"
 KINDS = ("single", "many", "heterogeneous", "requeue", "compare")
 _NEXT_PART = "#SBATCH hetjob\n"  # between the parts of a heterogeneous job
-_MANY = "srun --mpi=pmix"  # starts ranks on many nodes, unless the site says otherwise
+_MANY = "srun --mpi=pmix"  # starts ranks on many nodes, unless --launch names another command
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `apex submit` was asked for; None: as the script, or the preset, has it."""
+    """The options of `apex submit`; None keeps what the script or the preset has."""
 
     preset: str
     overrides: tuple[str, ...] = ()
@@ -51,55 +51,60 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Request))
 
 
 def run(request: Request) -> int:
-    """Write the script and submit it, or with ``dry_run`` only show both; return the exit status."""
+    """Write the script and submit it, or with ``dry_run`` only print both; return the exit status."""
     config = configuration.load(request.preset, request.overrides)
     kind = request.kind or ("single" if request.nodes == 1 else "many")
     _refuse_contradictions(request, kind, config)
-    text = fill((SCRIPTS / f"{kind}.sbatch").read_text(), _options(request, kind, config), _variables(request, kind, config))
+    script = (SCRIPTS / f"{kind}.sbatch").read_text()
+    text = fill(script, _options(request, kind, config), _variables(request, kind, config))
     arguments = _arguments(request, kind)
     if request.dry_run:
         say(f"{text}\n# sbatch THIS_FILE {shlex.join(arguments)}")
         return 0
     if shutil.which("sbatch") is None:
-        raise ConfigError("sbatch is not installed here; submit from a login node of the cluster, or look with --dry-run")
+        raise ConfigError("sbatch is not installed here; use a login node of the cluster, or --dry-run")
     path = _write(text, config, f"{kind}-{Path(request.preset).name.removesuffix('.toml')}")
     return _sbatch(path, arguments)
 
 
 def _sbatch(path: Path, arguments: list[str]) -> int:
     done = subprocess.run(["sbatch", str(path), *arguments], stdin=subprocess.DEVNULL)
-    say(f"apex: {path} {'is submitted' if done.returncode == 0 else 'was refused by sbatch'}")
+    say(f"apex: {'submitted' if done.returncode == 0 else 'sbatch refused'} {path}")
     return done.returncode
 
 
 def _refuse_contradictions(request: Request, kind: str, config: Config) -> None:
-    """Raise :class:`ConfigError` where the job could not run."""
+    """Raise :class:`ConfigError` if the job could not run."""
     if kind in ("single", "compare") and request.nodes != 1:
-        raise ConfigError(f"--kind {kind} is for one node; for --nodes {request.nodes} use --kind many, heterogeneous or requeue")
+        others = "--kind many, heterogeneous or requeue"
+        raise ConfigError(f"--kind {kind} is for one node; for --nodes {request.nodes} use {others}")
     if kind == "compare" and (request.overrides or request.doctor):
-        raise ConfigError("--kind compare measures a preset as it is; leave out --set, --seed, --transport and --doctor")
+        left_out = "--set, --seed, --transport and --doctor"
+        raise ConfigError(f"--kind compare measures an unchanged preset; leave out {left_out}")
     if kind == "requeue" and request.doctor:
         raise ConfigError("--doctor has nothing to requeue; leave out --kind requeue")
     if kind != "heterogeneous" and request.learner_partition is not None:
-        raise ConfigError("--learner-partition is for --kind heterogeneous; all others have one --partition")
-    if config.run.transport == "local" or (config.run.transport == "zmq" and (kind == "heterogeneous" or request.nodes > 1)):
-        raise ConfigError(f"run.transport = '{config.run.transport}' cannot run on many nodes of SLURM; use mpi, or --nodes 1 with zmq")
+        raise ConfigError("--learner-partition is for --kind heterogeneous; other kinds have one --partition")
+    transport, needs_mpi = config.run.transport, kind == "heterogeneous" or request.nodes > 1
+    if transport == "local" or (transport == "zmq" and needs_mpi):
+        use = "use mpi, or --nodes 1 with zmq"
+        raise ConfigError(f"run.transport = '{transport}' cannot run on many nodes of SLURM; {use}")
     topologies.make(config, _ranks(request, kind, config))
 
 
 def _ranks(request: Request, kind: str, config: Config) -> int:
-    """Return the ranks of the whole job."""
+    """Return the number of ranks of the job."""
     first_part = _before_actors(config) if kind == "heterogeneous" else 0
     return first_part + request.nodes * _per_node(request, kind, config)
 
 
 def _before_actors(config: Config) -> int:
-    """Return the ranks of the first part of a heterogeneous job: all but the actors."""
+    """Return the number of ranks in the first part of a heterogeneous job: all but the actors."""
     return topologies.make(config).rank(ACTOR, 0)
 
 
 def _per_node(request: Request, kind: str, config: Config) -> int:
-    """Return the ranks of a node (heterogeneous: of an actors' node): by default enough for the preset's actors."""
+    """Return the ranks per node (heterogeneous: per actors' node), by default enough for the preset."""
     wanted = config.actor.count if kind == "heterogeneous" else topologies.make(config).size
     return request.ranks_per_node or -(-wanted // request.nodes)
 
@@ -112,27 +117,39 @@ def _options(request: Request, kind: str, config: Config) -> list[dict[str, str 
     if kind in ("single", "compare"):
         sized: dict[str, str | None] = {"cpus-per-task": str(ranks * request.cpus_per_rank)}
     else:
-        sized = {"nodes": str(request.nodes), "ntasks-per-node": str(ranks), "cpus-per-task": str(request.cpus_per_rank)}
+        sized = {
+            "nodes": str(request.nodes),
+            "ntasks-per-node": str(ranks),
+            "cpus-per-task": str(request.cpus_per_rank),
+        }
     more: dict[str, str | None] = dict(_sbatch_option(text) for text in request.sbatch)
     if request.gpus is not None:
         more = {"gres": f"gpu:{request.gpus}" if request.gpus else None} | more
     if kind != "heterogeneous":
         return [asked | sized | more]
-    learner: dict[str, str | None] = {"ntasks": str(_before_actors(config)), "cpus-per-task": str(config.learner.threads)}
+    learner: dict[str, str | None] = {
+        "ntasks": str(_before_actors(config)),
+        "cpus-per-task": str(config.learner.threads),
+    }
     if request.learner_partition is not None:
         learner["partition"] = request.learner_partition
-    return [{name: value for name, value in asked.items() if name != "partition"} | learner | more, asked | sized]
+    return [
+        {name: value for name, value in asked.items() if name != "partition"} | learner | more,
+        asked | sized,
+    ]
 
 
 def _sbatch_option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not re.fullmatch(r"[a-z][a-z-]*", name) or (equals and not value):
-        raise ConfigError(f"--sbatch {text}: write an option of sbatch without its dashes, for example --sbatch qos=low")
+        raise ConfigError(
+            f"--sbatch {text}: write an option of sbatch without its dashes, like --sbatch qos=low"
+        )
     return name, value
 
 
 def _variables(request: Request, kind: str, config: Config) -> dict[str, str]:
-    """Return the shell variables that the script is to have."""
+    """Return the shell variables to set in the script."""
     beside = Path(sys.executable).parent / "apex"
     apex = os.environ.get("APEX") or (str(beside) if beside.is_file() else None)
     values = {"SETUP": request.setup, "LAUNCH": request.launch, "APEX": apex}
@@ -141,24 +158,27 @@ def _variables(request: Request, kind: str, config: Config) -> dict[str, str]:
     if kind == "single":
         values["RANKS"] = str(_per_node(request, kind, config))
     if kind == "requeue":
-        values |= {"RUNS": config.run.directory, "LAUNCH": request.launch or (_MANY if request.nodes > 1 else None)}
+        values |= {
+            "RUNS": config.run.directory,
+            "LAUNCH": request.launch or (_MANY if request.nodes > 1 else None),
+        }
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _arguments(request: Request, kind: str) -> list[str]:
-    """Return what follows the script's name."""
+    """Return the arguments of the script."""
     if kind == "compare":
         return ["--preset", request.preset]
     return [request.preset, *(part for text in request.overrides for part in ("--set", text))]
 
 
 def fill(text: str, parts: list[dict[str, str | None]], variables: dict[str, str]) -> str:
-    """Return a script with the options of each of its parts, and shell variables, set; an option of None is taken out."""
+    """Return the script ``text`` with each part's options and the variables set; None removes an option."""
     for value in [*(value for part in parts for value in part.values()), *variables.values()]:
         if value is not None and not value.isprintable():
-            raise ConfigError(f"{value!r} holds characters that no line of a job script can")
+            raise ConfigError(f"{value!r} has characters that no line of a job script can hold")
     sections = text.split(_NEXT_PART)
-    filled = _NEXT_PART.join(_with_options(section, options) for section, options in zip(sections, parts, strict=True))
+    filled = _NEXT_PART.join(_with_options(*pair) for pair in zip(sections, parts, strict=True))
     for name, value in variables.items():
         line = f"{name}={shlex.quote(value)}"
         escaped = line.replace("\\", r"\\")
@@ -167,7 +187,7 @@ def fill(text: str, parts: list[dict[str, str | None]], variables: dict[str, str
 
 
 def _with_options(section: str, options: dict[str, str | None]) -> str:
-    """Return the text with each option on the line that has it, commented out or not, or after all others."""
+    """Return a section with each option on its line, commented out or not, or after the last option."""
     lines = section.splitlines(keepends=True)
     for name, value in options.items():
         line = f"#SBATCH --{name}" + (f"={value}" if value else "") + "\n"
@@ -183,12 +203,13 @@ def _with_options(section: str, options: dict[str, str | None]) -> str:
 
 
 def _write(text: str, config: Config, name: str) -> Path:
-    """Write the script beside the runs, where it stays as the record of what was submitted."""
+    """Write the script beside the runs, as a record of the job."""
     folder = Path(config.run.directory) / "submitted"
     path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.sbatch"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
-        raise ConfigError(f"run.directory = '{config.run.directory}' cannot be written to: {error.strerror}") from None
+        folder_name = config.run.directory
+        raise ConfigError(f"run.directory = '{folder_name}' cannot be written to: {error.strerror}") from None
     return path

@@ -1,4 +1,4 @@
-"""`apex train`: as one rank of a world, under a launcher of our own, or with all roles in this process."""
+"""`apex train`: as one rank of a world, with a launcher, or with all roles in this process."""
 
 from __future__ import annotations
 
@@ -13,32 +13,38 @@ from launch.run import view, world
 from launch.run.beginning import importing
 
 
-def train(config: Config, preset: str, ranks: int | None, arguments: list[str], resumed: RunFolder | None = None) -> int:
-    """Train, or go on with the run of the folder ``resumed``; return the exit status.
+def train(
+    config: Config, preset: str, ranks: int | None, arguments: list[str], resumed: RunFolder | None = None
+) -> int:
+    """Train, or resume the run of the folder ``resumed``; return the exit status.
 
-    ``arguments`` are those of the whole command, for the ranks.
+    ``arguments`` is the whole command line, which the ranks run again.
     """
-    told = world.from_environment()
-    if told is not None:
-        return _train_rank(config, preset, ranks, *told, resumed)
+    here = world.from_environment()
+    if here is not None:
+        return _train_rank(config, preset, ranks, *here, resumed)
     topology = topologies.make(config, ranks)
     if config.run.transport == "local":
         return _train_here(config, topology, preset, resumed)
     return _train_under_launcher(config, topology, preset, arguments, resumed)
 
 
-def resume(run: str, preset: str | None, overrides: list[str], ranks: int | None, arguments: list[str]) -> int:
-    """Go on with a run and return the exit status."""
+def resume(
+    run: str, preset: str | None, overrides: list[str], ranks: int | None, arguments: list[str]
+) -> int:
+    """Resume a run and return the exit status."""
     from launch.run.resume import configure
 
     config, folder = configure(run, preset, overrides)
     return train(config, preset or folder.path.name, ranks, arguments, folder)
 
 
-def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size: int, resumed: RunFolder | None) -> int:
-    if config.run.transport != world.transport():
-        started = "by launch.run.spawn" if world.transport() == "zmq" else "as an MPI world"
-        raise ConfigError(f"run.transport = '{config.run.transport}' cannot run as these {size} ranks, which were started {started}")
+def _train_rank(
+    config: Config, preset: str, ranks: int | None, rank: int, size: int, resumed: RunFolder | None
+) -> int:
+    transport, started = config.run.transport, world.transport()
+    if transport != started:
+        raise ConfigError(f"run.transport = '{transport}', but these {size} ranks were started for {started}")
     if ranks not in (None, size):
         raise ConfigError(f"--ranks {ranks} contradicts the world of {size} ranks; leave --ranks out")
     topology = topologies.make(config, size)
@@ -48,7 +54,9 @@ def _train_rank(config: Config, preset: str, ranks: int | None, rank: int, size:
     return rank_module.run(config, topology, preset, resumed)
 
 
-def _train_under_launcher(config: Config, topology: Topology, preset: str, arguments: list[str], resumed: RunFolder | None) -> int:
+def _train_under_launcher(
+    config: Config, topology: Topology, preset: str, arguments: list[str], resumed: RunFolder | None
+) -> int:
     from launch.run import job, memory, mpirun, preflight, spawn
     from launch.run.rank import begin
     from launch.run.resume import open_and_announce
@@ -59,12 +67,12 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
     elif over_mpi:
         launcher = mpirun.launcher(topology.size, tolerant=True)
     else:
-        # Once more than the learner allows, which is to say so.
+        # One more than the learner allows: the learner then reports the limit.
         launcher = spawn.launcher(topology.size, topology.evaluator_rank, config.run.max_replacements + 1)
     with importing():
         spec = preflight.check(config)
     memory.check(config, spec, topology)
-    asked = job.Asked()  # from the first moment on in which there is a run to end
+    asked = job.Asked()  # from now on a signal has a run to end
     path, checkpoint = begin(config, preset, resumed)
     folder = RunFolder(path)
     try:
@@ -74,7 +82,8 @@ def _train_under_launcher(config: Config, topology: Topology, preset: str, argum
             open_and_announce(checkpoint, config, topology.num_actors)
             resumed_from = {variables.CHECKPOINT: str(checkpoint)}
         if not over_mpi:
-            return job.run(launcher, job.ENVIRONMENT | resumed_from, config, topology, folder, preset, arguments, asked)
+            needed = job.ENVIRONMENT | resumed_from
+            return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)
         with mpirun.segments(tolerant=config.run.fault_tolerance == "actors") as segments:
             needed = mpirun.ENVIRONMENT | segments | resumed_from
             return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)

@@ -148,7 +148,7 @@ def test_a_preset_file_that_is_not_there_is_said_to_be_missing(capsys, name):
         (["train", "--resume", "no-such-run"], "--resume no-such-run: "),
         (["submit", "cartpole", "--seed", "-1"], "--seed -1 is too small"),
         (["submit", "cartpole", "--transport", "local"], "--transport 'local' cannot run on many nodes"),
-        (["doctor", "cartpole", "--transport", "local"], "--transport 'local' has no ranks to look at"),
+        (["doctor", "cartpole", "--transport", "local"], "--transport 'local' has no ranks to check"),
         (["bench", "system", "--preset", "cartpole", "--actors", "999999"], "--actors 999999 is too large"),
         (["bench", "rates", "--seconds", "nan"], "argument --seconds: 'nan' must be a number above 0"),
         (["bench", "system", "--seconds", "-5"], "argument --seconds: '-5' must be a number above 0"),

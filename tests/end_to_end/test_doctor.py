@@ -122,7 +122,7 @@ class TestResources:
         command = ["taskset", "-c", CORES[0], find_mpirun(), "-n", "2", sys.executable, *DOCTOR]
         ended = run_to_end(command, {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}, timeout=LOOKS_S)
         assert ended.returncode == 0, ended.stdout + ended.stderr
-        assert lines(ended, "binding")[0].startswith(f"warning  binding      2 ranks of {os.uname().nodename} are tied to core {CORES[0]}")
+        assert lines(ended, "binding")[0].startswith(f"warning  binding      2 ranks of {os.uname().nodename} are bound to core {CORES[0]}")
 
     def test_threads_that_do_not_fit_on_the_cores_of_a_rank_are_found(self, mpirun):
         ended = mpirun(4, [*DOCTOR, "cartpole", "--set", "learner.threads=1000"], timeout=LOOKS_S)

@@ -13,7 +13,7 @@ from apex.config import ConfigError, EnvConfig, load
 from apex.envs import GuardedEnvs, env_spec, make_envs
 from apex.envs.foreign import in_one_line
 from launch.cli.doctor_checks import WRONG, roms
-from launch.cli.doctor_facts import Patient
+from launch.cli.doctor_facts import Facts
 from launch.run import preflight
 
 SMALL = ["actor.envs=2", "evaluator.episodes=3"]
@@ -90,9 +90,9 @@ def test_the_command_refuses_an_environment_that_exits_in_one_line_and_starts_no
 
 
 def test_the_doctor_finds_an_environment_that_raises():
-    patient = Patient(1, "nothing", [], config=config("ResetFile"))
-    patient.refusal = refusal(preflight.check, patient.config)
-    finding = next(roms(patient))
+    facts = Facts(1, "nothing", [], config=config("ResetFile"))
+    facts.refusal = refusal(preflight.check, facts.config)
+    finding = next(roms(facts))
     assert (finding.level, finding.name) == (WRONG, "environment") and "FileNotFoundError" in finding.text
 
 

@@ -109,8 +109,8 @@ def test_an_option_is_put_where_it_is_or_added_and_none_takes_it_out():
         ({"learner_partition": "gpu"}, "--kind heterogeneous"),
         ({"sbatch": ("--qos=low",)}, "without its dashes"),
         ({"sbatch": ("qos=",)}, "write an option of sbatch"),
-        ({"partition": "a\nrm -rf x"}, "no line of a job script"),
-        ({"setup": "a\x00b"}, "no line of a job script"),
+        ({"partition": "a\nrm -rf x"}, "no line of a job script can hold"),
+        ({"setup": "a\x00b"}, "no line of a job script can hold"),
     ],
 )
 def test_a_job_that_could_not_run_is_refused_in_one_line(request_, said, capsys):
