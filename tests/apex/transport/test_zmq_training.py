@@ -87,7 +87,7 @@ def test_a_group_of_ranks_ends_when_the_learner_on_another_host_is_gone(groups, 
         ({"APEX_RANK": "0", "APEX_SIZE": "4", "APEX_ENDPOINT": "tcp://127.0.0.1:1", "APEX_TOKEN": "5a"}, "APEX_TOKEN has 1 bytes"),
         ({"APEX_RANK": "0", "APEX_SIZE": "4", "APEX_ENDPOINT": "ipc:///tmp"}, "is open to other users"),
         ({"APEX_RANK": "4", "APEX_SIZE": "4"}, "name no rank of a world"),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "run.transport = 'zmq', but these 4 ranks were started for mpi"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "'zmq', but these 4 ranks were started for mpi"),
     ],
     ids=["nowhere", "elsewhere", "no port", "no folder", "a short token", "a shared folder", "no rank", "a rank of MPI"],
 )
