@@ -449,7 +449,7 @@ class MpiWire:
             not any(KINDS[Kind(kind)].is_held for _, kind in self.allowed)
             and (matched := self._probe(HELD)) is not None
         ):
-            self._drop(matched, "control")
+            self._drop(matched, refusal_kind(matched.tag))
 
     def _lose(self, rank: int, why: str) -> None:
         """Drop a rank: all sends to it count as complete."""
