@@ -222,7 +222,7 @@ class Hub:
             case How.GAUGE:
                 return _real(sum(sums))
             case How.QUOTIENT:
-                return _ratio(*sums, otherwise=0.0)
+                return _ratio(sums[0], sums[1], otherwise=0.0)
         gains = [total - _sum(base, source) for total, source in zip(sums, metric.sources)]
         match metric.how:
             case How.RATE:
@@ -230,7 +230,7 @@ class Hub:
             case How.SHARE:
                 return _percent(gains[0], elapsed_s * len(base[metric.sources[0].partition(".")[0]]))
             case _:
-                return _ratio(*gains)
+                return _ratio(gains[0], gains[1])
 
 
 def _report(role: str, vector: ArrayLike) -> np.ndarray:

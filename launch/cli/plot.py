@@ -97,7 +97,7 @@ def _targets(runs: list[Path]) -> list[float]:
     """Return the distinct target returns of the runs that stop at one."""
     sections = [_run_section(RunFolder(run).config_path) for run in runs]
     targets = [run.get("target_return") for run in sections if run.get("stop_at_target")]
-    return sorted({float(target) for target in targets if type(target) in (int, float)})
+    return sorted({float(t) for t in targets if isinstance(t, int | float) and not isinstance(t, bool)})
 
 
 def _run_section(path: Path) -> dict:
