@@ -39,11 +39,6 @@ class NStep:
         self._returns = np.zeros((n, num_envs))
         self._length = np.zeros(num_envs, np.int64)
 
-    @property
-    def length(self) -> np.ndarray:
-        """int64[V], transitions started and not yet ended: 0..n-1. Not to be written to."""
-        return self._length
-
     def step(
         self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -72,14 +67,6 @@ class NStep:
         """Go on with the windows of ``state_dict``."""
         fill(self._returns, state, "returns")
         fill(self._length, state, "length")
-
-    def reset(self) -> None:
-        """Empty all windows."""
-        self._length = np.zeros_like(self._length)
-
-    def cut(self, mask: np.ndarray) -> None:
-        """Drop the open windows where ``mask`` bool[V]: these environments were reset from outside."""
-        self._length = np.where(mask, 0, self._length)
 
     def _ended(self, length: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return env and age, int64[m] each, of the windows that are full or whose episode is over."""

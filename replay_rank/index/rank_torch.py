@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from replay_rank.tensor_index import FLOOR, TensorIndex, last_rows
+from replay_rank.tensor_index import TensorIndex, last_rows
 
 
 class TorchRanks(TensorIndex):
@@ -16,8 +16,8 @@ class TorchRanks(TensorIndex):
     name, rule = "rank_torch", "rank"
     bytes_per_slot = 56.0  # 32, and the room in which they are sorted
 
-    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", floor: float = FLOOR):
-        super().__init__(capacity, alpha, device, floor)
+    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu"):
+        super().__init__(capacity, alpha, device)
         self._priorities = self._zeros(self.capacity + 1)  # one spare slot, for rows that are dropped
         self._order = torch.arange(self.capacity, device=self._device)
         self._sorted = False
@@ -51,9 +51,8 @@ class TorchRanks(TensorIndex):
         self._sort()
         total = self._sums()[0]
         lowered = torch.minimum(targets, torch.nextafter(total, torch.zeros_like(total)))
-        # A NaN, which is no target, would be beyond the last rank.
         ranks = torch.searchsorted(self._cumulative, lowered, right=True).clamp(max=self.capacity - 1)
-        return self._order[ranks], self._mass[ranks].masked_fill(total == 0.0, 0.0)
+        return self._order[ranks], self._mass[ranks]
 
     def _sums(self) -> torch.Tensor:
         # One row, as a tensor of no dimension would be read on the host to index with it.

@@ -1,10 +1,8 @@
 """The priority index "torch": a wide sum and minimum tree in tensors, on any device of torch."""
 
-import sys
-
 import torch
 
-from replay_rank.tensor_index import FLOOR, TensorIndex, last_rows
+from replay_rank.tensor_index import TensorIndex, last_rows
 
 FAN_OUT = 128
 _PIECE = 1 << 14  # targets that are looked up together: 16 MiB for each [targets, FAN_OUT] in between
@@ -21,9 +19,9 @@ class TorchTree(TensorIndex):
     name = "torch"
     bytes_per_slot = 8.3
 
-    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", floor: float = FLOOR, fan_out: int = FAN_OUT):
+    def __init__(self, capacity: int, alpha: float = 0.6, device: str = "cpu", fan_out: int = FAN_OUT):
         """`fan_out`: entries in a row, a power of two >= 2; ValueError for another."""
-        super().__init__(capacity, alpha, device, floor)
+        super().__init__(capacity, alpha, device)
         if fan_out < 2 or fan_out & (fan_out - 1):
             raise ValueError(f"fan_out must be a power of two >= 2, got {fan_out}")
         self._shift = fan_out.bit_length() - 1
@@ -34,7 +32,6 @@ class TorchTree(TensorIndex):
         self._sum = [self._zeros(shape) for shape in shapes]
         # An empty leaf is no candidate for the minimum, hence infinity. Level 0 has its minima in `_sum`.
         self._min = [self._zeros((0, 0))] + [self._zeros(shape).fill_(torch.inf) for shape in shapes[1:]]
-        self.largest = sys.float_info.max / (2 * self._sum[0].numel())
         self.nbytes = sum(level.nbytes for level in self._sum + self._min)
         self._torn = False  # whether leaves may have changed and the levels above not yet: an update was interrupted
 

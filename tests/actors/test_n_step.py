@@ -82,17 +82,16 @@ def test_every_transition_of_random_streams_is_the_oracles_to_the_last_bit(strea
     results = run(n_step, streams)
     expected = [oracle(stream, n, gamma) for stream in streams]
     assert results == [ended for ended, _ in expected]
-    assert n_step.length.tolist() == [pending for _, pending in expected]
+    assert n_step.state_dict()["length"].tolist() == [pending for _, pending in expected]
 
 
 @settings(max_examples=50, deadline=None)
 @given(streams=stream_sets(), n=st.integers(1, 4))
-def test_windows_emptied_by_reset_or_cut_leave_nothing_behind(streams, n):
-    for empty in (lambda n_step: n_step.reset(), lambda n_step: n_step.cut(np.ones(len(streams), bool))):
-        n_step = NStep(len(streams), n, 0.9)
-        run(n_step, streams)
-        empty(n_step)
-        assert run(n_step, streams) == run(NStep(len(streams), n, 0.9), streams)
+def test_windows_emptied_by_a_reset_leave_nothing_behind(streams, n):
+    n_step = NStep(len(streams), n, 0.9)
+    run(n_step, streams)
+    run(n_step, [[(0.0, RESET)]] * len(streams))
+    assert run(n_step, streams) == run(NStep(len(streams), n, 0.9), streams)
 
 
 def single(rewards, last, n, gamma):
@@ -148,15 +147,6 @@ def test_a_full_window_and_an_empty_step_return_the_same_dtypes():
         arrays = n_step.step(np.zeros(2, np.float32), no, no, yes)
         assert [len(a) for a in arrays] == [count] * 4
         assert [a.dtype for a in arrays] == [np.int64, np.int64, np.float32, np.float32]
-
-
-def test_cut_drops_only_the_windows_of_the_environments_named():
-    n_step, no, yes = NStep(2, 2, 1.0), np.zeros(2, bool), np.ones(2, bool)
-    n_step.step(np.ones(2, np.float32), no, no, yes)
-    n_step.cut(np.array([True, False]))
-    assert n_step.length.tolist() == [0, 1]
-    env, _, ret, _ = n_step.step(np.ones(2, np.float32), no, no, yes)
-    assert env.tolist() == [1] and ret.tolist() == [2.0]
 
 
 def test_impossible_settings_are_refused():
