@@ -11,7 +11,7 @@ OPTIONS = {
     "checkpoints and resuming": ("apex/checkpoint.py", "apex/state.py", "learner/checkpointing.py", "replay_rank/persistence.py",
                                  "launch/run/resume.py"),
     "other priority indexes": ("replay_rank/index/[bnrtw]*.py", "replay_rank/tensor_index.py"),
-    "benchmarks": ("launch/bench/*.py",),
+    "benchmarks": ("launch/bench/*.py", "native/timing.py"),
     "doctor": ("launch/cli/doctor*.py",),
     "SLURM": ("launch/cli/submit.py",),
     "playback and plots": ("launch/cli/playback.py", "launch/cli/plot.py"),
