@@ -1,8 +1,8 @@
-"""Metrics: what each role counts, and the row of the log made from all of it.
+"""Metrics: one table of them, the counters that roles report, and the rows of the log.
 
-A role reports its counters as one float64 vector of fixed layout. Counters are cumulative and
-gauges are the newest value, so a report that is lost or late costs nothing: the next one says it
-all. The :class:`Hub` holds the newest report of every rank and turns differences into rates.
+A role reports its counters as one float64 vector of fixed layout. Counters are cumulative and gauges
+are the newest value, so the next report makes up for a lost or late one. The :class:`Hub` holds the
+newest report of every rank and turns differences into rates.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LARGEST_COUNT = 2.0**53  # beyond, a float64 no longer counts one by one
 
 
 class How(Enum):
-    """How a row makes its value from reports, each summed over all ranks of the roles that have it."""
+    """How a row computes its value from fields of reports, each summed over all ranks."""
 
     TIME = "seconds since the run started"
     COUNT = "the newest value, a whole number"
-    GAUGE = "the newest value, a real number; not known (NaN) until it has been measured"
+    GAUGE = "the newest value, a real number; NaN until it is measured"
     RATE = "the gain since the previous row, per second"
     SHARE = "the gain since the previous row, in percent of the time of all ranks"
     QUOTIENT = "the newest values of two fields, divided; 0 where the second is 0"
@@ -41,7 +41,7 @@ class Metric(NamedTuple):
     """TensorBoard tag."""
     how: How
     sources: tuple[str, ...] = ()
-    """``"role.field"`` of the reports that it is made from."""
+    """``"role.field"`` of the reports that its value is computed from."""
 
 
 def _metric(tag: str, how: How, *sources: str) -> Metric:
@@ -60,7 +60,9 @@ METRICS: dict[str, Metric] = {
     "learner_steps_per_s": _metric("learner/learner_steps_per_s", How.RATE, "learner.learner_steps"),
     "replay_size": _metric("replay/size", How.COUNT, "replay.size"),
     "replay_fill": _metric("replay/fill", How.QUOTIENT, "replay.size", "replay.capacity"),
-    "samples_per_insert": _metric("replay/samples_per_insert", How.QUOTIENT, "replay.sampled", "replay.inserted"),
+    "samples_per_insert": _metric(
+        "replay/samples_per_insert", How.QUOTIENT, "replay.sampled", "replay.inserted"
+    ),
     "stale_updates": _metric("replay/stale_updates", How.COUNT, "replay.stale_updates"),
     "staleness": _metric("learner/staleness", How.GAUGE, "learner.staleness"),
     "param_version": _metric("learner/param_version", How.COUNT, "learner.param_version"),
@@ -80,22 +82,22 @@ METRICS: dict[str, Metric] = {
     "actors_lost": _metric("actor/actors_lost", How.COUNT, "learner.actors_lost"),
     "actors_replaced": _metric("actor/actors_replaced", How.COUNT, "learner.actors_replaced"),
 }
-"""Key of a row of the log -> how it is made and shown. An entry here is all that a new metric needs beside its count."""
+"""Key of a row of the log -> its metric. A new metric needs an entry here, and the role that counts it."""
 
-# Role -> the count that tells which of two reports is newer; its report begins with it. All ranks also report their waits.
+# Role -> first field of its report, which shows which of two reports is newer. All ranks also report wait_s.
 _AGE = {"actor": "agent_steps", "replay": "inserted", "learner": "learner_steps", "evaluator": "evaluations"}
 
-METRICS |= {
-    f"refused_{kind}": Metric(f"run/refused_{kind}", How.COUNT, tuple(f"{role}.refused_{kind}" for role in _AGE)) for kind in refusals.KINDS
-}
+for _kind in refusals.KINDS:
+    _name = f"refused_{_kind}"
+    METRICS[_name] = _metric(f"run/{_name}", How.COUNT, *(f"{role}.{_name}" for role in _AGE))
 
 ROW_FIELDS = tuple(METRICS)
 """Keys of a row of the log, in order."""
 
 
 def _fields(role: str) -> tuple[str, ...]:
-    sources = [source.partition(".") for metric in METRICS.values() for source in metric.sources]
-    return tuple(dict.fromkeys([_AGE[role], "wait_s", *(name for owner, _, name in sources if owner == role)]))
+    sources = [source.split(".") for metric in METRICS.values() for source in metric.sources]
+    return tuple(dict.fromkeys([_AGE[role], "wait_s", *(name for owner, name in sources if owner == role)]))
 
 
 REPORT_FIELDS: dict[str, tuple[str, ...]] = {role: _fields(role) for role in _AGE}
@@ -104,8 +106,8 @@ REPORT_FIELDS: dict[str, tuple[str, ...]] = {role: _fields(role) for role in _AG
 MAX_REPORT = max(len(names) for names in REPORT_FIELDS.values())
 """Length of the longest report, in float64 values: the size of a buffer that fits any role's."""
 
-# A measurement that has not been made yet is NaN, not 0: a loss of 0 would be news.
-_UNKNOWN_AT_FIRST = {metric.sources[0].partition(".")[2] for metric in METRICS.values() if metric.how is How.GAUGE}
+# NaN, not 0, until they are measured: a loss of 0 would be news.
+_GAUGES = {metric.sources[0].split(".")[1] for metric in METRICS.values() if metric.how is How.GAUGE}
 
 
 class Counters:
@@ -113,7 +115,7 @@ class Counters:
 
     def __init__(self, role: str):
         self.role = role
-        self._values = {name: math.nan if name in _UNKNOWN_AT_FIRST else 0.0 for name in REPORT_FIELDS[role]}
+        self._values = {name: math.nan if name in _GAUGES else 0.0 for name in REPORT_FIELDS[role]}
 
     def __getitem__(self, name: str) -> float:
         """Return one value. Raises KeyError for a name this role does not report."""
@@ -138,9 +140,11 @@ class Counters:
         return dict(self._values)
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from ``state_dict``. Raises KeyError for a missing name, TypeError or ValueError for a value that cannot be."""
-        new = {name for name in self._values if name.startswith("refused_")} - state.keys()  # of a checkpoint from before these
-        values = {name: 0.0 if name in new else float(state[name]) for name in self._values}
+        """Restore ``state_dict``; raises KeyError for a missing name, TypeError or ValueError for a value."""
+        refused = {
+            name: 0.0 for name in self._values if name.startswith("refused_")
+        }  # not in older checkpoints
+        values = {name: float((refused | state)[name]) for name in self._values}
         _check_values(self.role, np.array(list(values.values())))
         self._values = values
 
@@ -166,13 +170,13 @@ class Hub:
         self._reports = {role: np.tile(Counters(role).vector(), (n, 1)) for role, n in counts.items()}
         self._clock = clock
         self._started = clock()
-        self._bases = deque([(self._started, self._copy())], maxlen=2)  # time and reports of the last two rows
+        self._bases = deque([(self._started, self._copy())], maxlen=2)  # of the last two rows
 
     def update(self, role: str, index: int, vector: ArrayLike) -> None:
         """Take the report of rank ``index`` of a role: float64, padded at most to MAX_REPORT.
 
-        A report older than the one held (by its first field) is ignored. Raises KeyError for an
-        unknown role, IndexError for an unknown rank, ValueError for a wrong length or a value that its field cannot have.
+        A report older than the one held (by its first field) is ignored. Raises KeyError for an unknown
+        role, IndexError for an unknown rank, ValueError for a wrong length or an impossible value.
         """
         report, held = _report(role, vector), self._reports[role]
         _check_values(role, report)
@@ -186,9 +190,9 @@ class Hub:
         return self._reports[role].copy()
 
     def start_from(self, reports: dict[str, list[np.ndarray]], started: float) -> None:
-        """Take the reports that a run goes on from, role -> vectors by index, and when it would have started.
+        """Take the reports that a run resumes from, role -> vectors by index, and its start on the clock.
 
-        Rates are of what comes after.
+        Rates count from now.
         """
         for role, vectors in reports.items():
             for index, vector in enumerate(vectors):
@@ -211,7 +215,9 @@ class Hub:
     def _copy(self) -> dict[str, np.ndarray]:
         return {role: reports.copy() for role, reports in self._reports.items()}
 
-    def _value(self, metric: Metric, base: dict[str, np.ndarray], now: float, elapsed_s: float) -> float | None:
+    def _value(
+        self, metric: Metric, base: dict[str, np.ndarray], now: float, elapsed_s: float
+    ) -> float | None:
         """Return the value of a metric for a row, over an interval that began with the reports ``base``."""
         sums = [_sum(self._reports, source) for source in metric.sources]
         match metric.how:
@@ -243,7 +249,7 @@ def _report(role: str, vector: ArrayLike) -> np.ndarray:
 
 def _check_values(role: str, report: np.ndarray) -> None:
     for name, value in zip(REPORT_FIELDS[role], report.tolist()):
-        real = name in _UNKNOWN_AT_FIRST or name == "return_sum"  # a loss is what it is
+        real = name in _GAUGES or name == "return_sum"  # a loss is what it is
         if not (real or 0.0 <= value <= _LARGEST_COUNT) or (name == "eval_return" and math.isinf(value)):
             raise ValueError(f"a report of {role} in which {name} is {value:g}")
 

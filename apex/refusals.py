@@ -1,4 +1,4 @@
-"""Messages that a rank refuses: malformed, oversized or not asked for. They are dropped and counted by kind."""
+"""Messages that a rank refuses, as malformed, oversized or unexpected: dropped and counted by kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from apex.say import warn
 
 KINDS = ("intake", "sample_request", "sample", "priority", "weight_request", "weights", "control", "other")
-"""The kinds of message (see ``apex.transport.wire.Kind``), and all that is none of them or comes from outside the run."""
+"""The kinds of message (see ``apex.transport.wire.Kind``); other: none of them, or from outside the run."""
 
 
 class Refusals:
@@ -24,7 +24,7 @@ class Refusals:
         return self._all.total()
 
     def add(self, kind: str, why: str) -> None:
-        """Count one message of a kind of :data:`KINDS`; ``why`` says which message, from whom, and what is wrong with it."""
+        """Count one message of a kind of :data:`KINDS`; ``why`` names the message, sender and fault."""
         if not self._all[kind]:
             warn(f"apex: {self.owner} refused {why}; more of this kind are only counted")
         self._all[kind] += 1

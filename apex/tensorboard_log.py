@@ -25,8 +25,8 @@ class Scalars:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
-        self._path = Path(path) / name
+        process = f"{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._path = Path(path) / f"events.out.tfevents.{int(time.time()):010d}.{process}"
         self._file: io.FileIO | None = None
         self._evaluations = 0
         with contextlib.suppress(OSError):  # the first row reports it
@@ -40,8 +40,9 @@ class Scalars:
         """
         evaluations = row.get("evaluations") or 0
         evaluated, self._evaluations = evaluations != self._evaluations, evaluations
-        shown = {k: v for k, v in row.items() if _is_number(v) and (evaluated or not TAGS.get(k, "").startswith("evaluator/"))}
-        values = [{"tag": TAGS.get(key, f"run/{key}"), "simple_value": value} for key, value in shown.items()]
+        tagged = [(TAGS.get(key, f"run/{key}"), value) for key, value in row.items() if _is_number(value)]
+        shown = [(tag, value) for tag, value in tagged if evaluated or not tag.startswith("evaluator/")]
+        values = [{"tag": tag, "simple_value": value} for tag, value in shown]
         file = self._file or self._open()
         _append(file, _record(step=row.get("learner_steps") or 0, summary={"value": values}))
 
