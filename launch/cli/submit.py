@@ -111,40 +111,31 @@ def _per_node(request: Request, kind: str, config: Config) -> int:
 
 def _options(request: Request, kind: str, config: Config) -> list[dict[str, str | None]]:
     """Return the options of sbatch for each part of the job."""
-    ranks = _per_node(request, kind, config)
-    named: dict[str, str | None] = {"time": request.time, "mem": request.mem, "partition": request.partition}
-    asked = {name: value for name, value in named.items() if value is not None}
-    if kind in ("single", "compare"):
-        sized: dict[str, str | None] = {"cpus-per-task": str(ranks * request.cpus_per_rank)}
-    else:
-        sized = {
-            "nodes": str(request.nodes),
-            "ntasks-per-node": str(ranks),
-            "cpus-per-task": str(request.cpus_per_rank),
-        }
+    ranks, cpus = _per_node(request, kind, config), request.cpus_per_rank
+    common = _given(time=request.time, mem=request.mem)
     more: dict[str, str | None] = dict(_sbatch_option(text) for text in request.sbatch)
     if request.gpus is not None:
         more = {"gres": f"gpu:{request.gpus}" if request.gpus else None} | more
+    if kind in ("single", "compare"):
+        sized = {"cpus-per-task": ranks * cpus}
+    else:
+        sized = {"nodes": request.nodes, "ntasks-per-node": ranks, "cpus-per-task": cpus}
+    own: dict[str, str | None] = {**common, **_given(partition=request.partition, **sized)}
     if kind != "heterogeneous":
-        return [asked | sized | more]
-    learner: dict[str, str | None] = {
-        "ntasks": str(_before_actors(config)),
-        "cpus-per-task": str(config.learner.threads),
-    }
-    if request.learner_partition is not None:
-        learner["partition"] = request.learner_partition
-    return [
-        {name: value for name, value in asked.items() if name != "partition"} | learner | more,
-        asked | sized,
-    ]
+        return [own | more]
+    learner = {"ntasks": _before_actors(config), "cpus-per-task": config.learner.threads}
+    return [common | _given(partition=request.learner_partition, **learner) | more, own]
+
+
+def _given(**options: object) -> dict[str, str]:
+    """Return the options that are not None, as text."""
+    return {name: str(value) for name, value in options.items() if value is not None}
 
 
 def _sbatch_option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not re.fullmatch(r"[a-z][a-z-]*", name) or (equals and not value):
-        raise ConfigError(
-            f"--sbatch {text}: write an option of sbatch without its dashes, like --sbatch qos=low"
-        )
+        raise ConfigError(f"--sbatch {text}: write an option of sbatch without its dashes, like qos=low")
     return name, value
 
 
@@ -152,17 +143,14 @@ def _variables(request: Request, kind: str, config: Config) -> dict[str, str]:
     """Return the shell variables to set in the script."""
     beside = Path(sys.executable).parent / "apex"
     apex = os.environ.get("APEX") or (str(beside) if beside.is_file() else None)
-    values = {"SETUP": request.setup, "LAUNCH": request.launch, "APEX": apex}
-    if request.doctor:
-        values["COMMAND"] = "doctor"
-    if kind == "single":
-        values["RANKS"] = str(_per_node(request, kind, config))
-    if kind == "requeue":
-        values |= {
-            "RUNS": config.run.directory,
-            "LAUNCH": request.launch or (_MANY if request.nodes > 1 else None),
-        }
-    return {name: value for name, value in values.items() if value is not None}
+    is_requeue, default_launch = kind == "requeue", _MANY if request.nodes > 1 else None
+    return _given(
+        SETUP=request.setup, APEX=apex,
+        LAUNCH=request.launch or (default_launch if is_requeue else None),
+        COMMAND="doctor" if request.doctor else None,
+        RANKS=_per_node(request, kind, config) if kind == "single" else None,
+        RUNS=config.run.directory if is_requeue else None,
+    )  # fmt: skip
 
 
 def _arguments(request: Request, kind: str) -> list[str]:

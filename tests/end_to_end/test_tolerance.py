@@ -168,7 +168,7 @@ def test_an_actor_that_is_stopped_while_the_run_ends_is_ended_and_the_run_ends_w
     run.begin(run__shutdown_timeout_s=10)
     run.lose(signal.SIGSTOP, ACTOR)
     told = run.end().stderr
-    assert "actor 0 (rank 3) has been silent" in told and "actor 0 (rank 3) was lost" in told
+    assert "actor 0 (rank 3) sent no report within" in told and "actor 0 (rank 3) was lost" in told
 
 
 def test_an_mpirun_that_outlives_no_rank_is_refused_in_one_line(start, tmp_path):
