@@ -1,4 +1,4 @@
-"""The actor: steps a vector of environments, explores, and streams intake batches (Horgan et al. 2018, algorithm 1)."""
+"""The actor: steps environments, explores, and streams intake batches (Horgan et al. 2018, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _STATE = {"env_seed": is_count, "steps": is_count, "q_version": is_word}
 class Actor(Role):
     """One vector of environments, one batched forward pass per step.
 
-    Goes on from ``reader`` where that is given: with its random state and counters and new episodes, or where
-    all roles are in one process, whose checkpoints are in ``checkpoints``, from exactly where it was.
+    With ``reader`` the actor resumes its random state and its counters, with new episodes. Where all roles
+    share one process, it resumes exactly where it stopped, from its part in the folder ``checkpoints``.
     """
 
     port: ActorPort
@@ -48,16 +48,17 @@ class Actor(Role):
         self.env_seed = self._seed_of_attempt(0)
         self.envs = self._guarded_envs()
         self.policy = Policy(config, spec, port)
-        self.intake = Intake(config, spec, index, algorithms.load(config.algorithm.name).initial_priority, port.intake_memory)
+        priority = algorithms.load(config.algorithm.name).initial_priority
+        self.intake = Intake(config, spec, index, priority, port.intake_memory)
         self.epsilons = actor_epsilons(config.actor, index, num_actors)
         self.rng = seeds.generator(seed, "actor", index, self._life)
         self._frames_per_step = spec.env_frames_per_step
         self._refresh_period, self._steps = config.actor.refresh_period, 0
         self._every_env = np.arange(envs)
-        self._q: np.ndarray | None = None  # Q-values of the observation to act from,
-        self._q_version = -1  # and the version of the weights they are from
-        self._return = np.zeros(envs)  # full scores of the games that are being played
-        if "counters" in handover:  # those of the process whose place this one takes
+        self._q: np.ndarray | None = None  # Q-values of the observation to act from
+        self._q_version = -1  # version of the weights that gave them
+        self._return = np.zeros(envs)  # full scores of the current games
+        if "counters" in handover:  # of the process that this one replaces
             self.counters = Counters.from_vector(ACTOR, np.array(handover["counters"]))
         elif reader is not None and reader.exact:
             with reader.reading(self._part):
@@ -66,12 +67,12 @@ class Actor(Role):
             with reader.reading(f"the answer of {ACTOR} {index}"):
                 self.counters = reader.counters(ACTOR, index, num_actors)
                 rng = reader.answers(ACTOR).get(index, {}).get("rng")
-                if rng is not None:  # a new actor, or one that did not reply, starts from its seed
+                if rng is not None:  # otherwise new, or it did not reply: it starts from its seed
                     seeds.load_state_dict(self.rng, rng)
         self._restarts_before = self.counters["env_restarts"]
 
     def work(self) -> bool:
-        """Send ready batches, then make one vector step if there is room for what it yields."""
+        """Send ready batches; then make one vector step if the pool has room for its transitions."""
         sent = self._send_ready()
         self.policy.refresh()
         if self.policy.param_version < 0:
@@ -83,13 +84,13 @@ class Actor(Role):
         return True
 
     def on_checkpoint(self, request: CheckpointRequest) -> None:
-        """Reply with random state and counters; in one process write down everything."""
+        """Reply with random state and counters; in one process write the whole state first."""
         error = 0 if self.history is None else self._write_part(request)
         state = {"counters": self.counters.state_dict(), "rng": seeds.state_dict(self.rng)}
         self.port.acknowledge(CheckpointAck(request.number, error, state))
 
     def on_request(self, request: Request) -> None:
-        """Also take a new place on the epsilon ladder."""
+        """Handle an epsilon assignment here, and every other request in the base class."""
         if type(request) is EpsilonAssignment:
             self.epsilons = actor_epsilons(self.config.actor, *request)
             self.port.acknowledge(EpsilonAck())
@@ -107,7 +108,7 @@ class Actor(Role):
         self.envs.close()
 
     def state_dict(self) -> dict:
-        """Return all that the actor goes on from, to the last bit.
+        """Return the whole state, exact to the last bit.
 
         This requires environments that are a function of their seed and actions.
         """
@@ -122,7 +123,7 @@ class Actor(Role):
         return values | arrays | state
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``: make the environments again, and repeat all their actions."""
+        """Restore ``state_dict``: make the environments again, and repeat all their actions."""
         require(state, _STATE)
         seeds.load_state_dict(self.rng, state["rng"])
         self.counters.load_state_dict(state["counters"])
@@ -135,8 +136,8 @@ class Actor(Role):
         self.envs = self._guarded_envs()
         if state["q"].size:
             if len(state["q"]) != self.config.actor.envs:
-                raise ValueError("its Q-values are of another number of environments")
-            assert self.history is not None, "a state is of a run in one process"
+                raise ValueError("its Q-values belong to another number of environments")
+            assert self.history is not None, "only a run in one process has a state"
             self._q = state["q"]
             self.history.load_state_dict(state["history"], self.envs)
 
@@ -145,10 +146,11 @@ class Actor(Role):
 
     def _seed_of_attempt(self, attempt: int) -> int:
         attempt += self._life << 32
-        return seeds.environment_seed(self.config.run.seed, self.index * self.config.actor.envs, self._resumed_at, attempt)
+        first = self.index * self.config.actor.envs
+        return seeds.environment_seed(self.config.run.seed, first, self._resumed_at, attempt)
 
     def _make_envs(self, attempt: int) -> VectorEnv:
-        """Return environments, of other episodes with every attempt, and begin a history of theirs."""
+        """Return environments with other episodes for every attempt, and start their history."""
         if attempt:
             self.env_seed = self._seed_of_attempt(attempt)
         self.history = EnvHistory(self.config.actor.envs) if self.config.run.transport == "local" else None
@@ -191,7 +193,10 @@ class Actor(Role):
         return q
 
     def _bootstrap(self, step: Timestep, q: np.ndarray) -> np.ndarray:
-        """Return max_a Q(s_t, a) [V]: from the acting pass, but for truncated rows that were reset at once."""
+        """Return max_a Q(s_t, a), float32[V].
+
+        The acting pass gave it, except for truncated rows that were reset in the same step.
+        """
         value = q.max(axis=1)
         rows = np.flatnonzero(step.truncated & step.first)
         if rows.size:

@@ -15,8 +15,9 @@ from apex.say import warn
 class BestWeights:
     """Keeps the weights of the best evaluation in ``best.pt`` of the folder ``checkpoints``.
 
-    ``eval_return`` is their mean return, -inf before the first. A file that is there already stays until an
-    evaluation is better. Raises :class:`apex.look.Unreadable` if it cannot be read: it may be better.
+    ``eval_return`` is their mean return, -inf before the first evaluation. An existing file stays until an
+    evaluation is better. Raises :class:`apex.look.Unreadable` if that file cannot be read, since it may hold
+    better weights.
     """
 
     def __init__(self, checkpoints: Path):
@@ -25,7 +26,7 @@ class BestWeights:
         self._warned = False
 
     def offer(self, policy: Policy, eval_return: float) -> None:
-        """Write the weights in use by ``policy`` if their mean return is the best so far.
+        """Write the current weights of ``policy`` if their mean return is the best so far.
 
         If the disk rejects them, the old file stays, and one warning appears. The next better evaluation
         tries again.
@@ -40,7 +41,7 @@ class BestWeights:
             self._warn(error)
 
     def load_state_dict(self, eval_return: float) -> None:
-        """Go on from a checkpoint: the larger of its return and of that on the disk is the one to exceed."""
+        """Restore the return of a checkpoint; the file on the disk counts if its return is larger."""
         self.eval_return = max(self.eval_return, eval_return)
 
     def _on_disk(self) -> float:

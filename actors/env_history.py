@@ -1,7 +1,7 @@
-"""What environments have done since they were made, so that others can be brought to where they are.
+"""All actions since the environments were made, from which new environments reach the same state.
 
-Environments do not give their state. But environments with the same seed that repeat every action come to
-the same state. Only runs in one process do so. Over MPI and ZeroMQ environments start new episodes.
+Environments do not expose their state. Environments with the same seed reach it again if they repeat every
+action. Only runs in one process do this; over MPI and ZeroMQ, environments start new episodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EnvHistory:
         self._steps: list[np.ndarray] = []
 
     def add(self, action: np.ndarray) -> None:
-        """Note one vector step, int64[V]."""
+        """Record the actions of one vector step, int64[V]."""
         self._steps.append(action.astype(np.int32))
 
     def state_dict(self) -> dict:
@@ -27,12 +27,12 @@ class EnvHistory:
         return {"actions": np.array(self._steps, np.int32).reshape(-1, self._num_envs)}
 
     def load_state_dict(self, state: dict, envs: GuardedEnvs) -> None:
-        """Reset ``envs`` and repeat these actions. Raises RuntimeError if they fail on the way."""
+        """Reset ``envs`` and repeat these actions. Raises RuntimeError if an environment fails meanwhile."""
         restarts = envs.restarts
         envs.reset()
         for action in state["actions"]:
             envs.step(action)
             self.add(action)
         if envs.restarts > restarts:
-            why = "the environments failed while they repeated what they had done"
+            why = "the environments failed while they repeated their actions"
             raise RuntimeError(f"{why}; resume over mpi or zmq, with new episodes")

@@ -26,24 +26,24 @@ _STATE = {"next_steps": is_word, "best_return": is_number}
 
 
 class Episodes:
-    """One episode in each of V environments, stepped together, on the seeds the environments were made with.
+    """One episode in each of V environments, stepped together, with the environments' own seeds.
 
-    ``returns`` float64[V] and ``lengths`` int64[V] (agent steps) are those of each one's first episode. An
-    episode that has not ended after ``most_frames`` env frames is cut there, and is counted in ``cut``.
-    ``all_alike`` says that every observation so far was the same in all of them, so that they are one episode.
+    ``returns`` float64[V] and ``lengths`` int64[V] (agent steps) belong to the first episode of each
+    environment. An episode longer than ``max_frames`` env frames is cut there and counted in ``cut``.
+    ``identical`` says whether all environments have shown the same observations so far.
     """
 
-    def __init__(self, envs: VectorEnv | GuardedEnvs, epsilon: float, seed: int, most_frames: int):
+    def __init__(self, envs: VectorEnv | GuardedEnvs, epsilon: float, seed: int, max_frames: int):
         self.envs, self.obs = envs, envs.reset()
-        # One step more: an emulator that has the same limit is to truncate by itself.
-        self.most_steps = most_frames // envs.spec.env_frames_per_step + 1
+        # One step more, so that an emulator with the same limit truncates first.
+        self.max_steps = max_frames // envs.spec.env_frames_per_step + 1
         self.cut = 0
         self.rng = np.random.default_rng(seed)
         self.epsilons = np.full(envs.num_envs, epsilon)
         self.returns = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, np.int64)
         self.running = np.ones(envs.num_envs, bool)
-        self.all_alike = envs.num_envs > 1 and bool((self.obs == self.obs[:1]).all())
+        self.identical = envs.num_envs > 1 and bool((self.obs == self.obs[:1]).all())
 
     @property
     def done(self) -> bool:
@@ -53,28 +53,29 @@ class Episodes:
     def step(self, q_values: Callable[[np.ndarray], np.ndarray]) -> None:
         """Make one vector step with ``q_values(obs) -> float32[V, A]``."""
         step = self.envs.step(epsilon_greedy(q_values(self.obs), self.epsilons, self.rng))
-        self.all_alike = self.all_alike and bool((step.last_obs == step.last_obs[:1]).all())
+        self.identical = self.identical and bool((step.last_obs == step.last_obs[:1]).all())
         self.returns += np.where(self.running, step.reward, 0.0)
         self.lengths += self.running
         self.running &= ~(step.terminated | step.truncated)
         self.obs = step.obs
-        endless = self.running & (self.lengths >= self.most_steps)
+        endless = self.running & (self.lengths >= self.max_steps)
         self.cut += int(endless.sum())
         self.running &= ~endless
 
     def complaint(self) -> str | None:
-        """Say that episodes have been cut, if any has."""
+        """Return a warning if episodes have been cut, else None."""
         if not self.cut:
             return None
         why = "env.max_episode_frames; the return up to there counts"
-        return f"{self.cut} of {len(self.running)} episodes did not end within {self.most_steps} steps and were cut ({why})"
+        cut = f"{self.cut} of {len(self.running)} episodes"
+        return f"{cut} did not end within {self.max_steps} steps and were cut ({why})"
 
 
 class Evaluator(Role):
-    """Evaluates weights at least ``evaluator.period`` learner steps apart, as long as the run lasts.
+    """Evaluates weights at least ``evaluator.period`` learner steps apart, until the run ends.
 
-    It keeps the best in the folder ``checkpoints``, before it reports their return. A resumed run makes an
-    interrupted evaluation again, with the newest weights.
+    It writes the best weights into the folder ``checkpoints`` before it reports their return. A resumed run
+    repeats an interrupted evaluation with the newest weights.
     """
 
     port: WeightsPort
@@ -90,14 +91,14 @@ class Evaluator(Role):
             lambda attempt: make_envs(config.env, self.config.episodes, self.config.seed, evaluation=True),
             config.env.max_restarts, EVALUATOR,
         )  # fmt: skip
-        self._most_frames = config.env.max_episode_frames
+        self._max_frames = config.env.max_episode_frames
         self._complained = False
         self._episodes: Episodes | None = None
         self._unreported = False
-        self._told_alike = False
+        self._warned_identical = False
         self.best = BestWeights(checkpoints)
-        self._next_steps = 0  # learner steps of the next weights that are evaluated, or more
-        if port.handover is not None:  # the counters of the process whose place this one takes
+        self._next_steps = 0  # the next evaluation needs weights of at least so many learner steps
+        if port.handover is not None:  # of the process that this one replaces
             self.counters = Counters.from_vector(EVALUATOR, np.array(port.handover["counters"]))
         self._restarts_before = self.counters["env_restarts"]
         if reader is not None and port.handover is None:
@@ -120,28 +121,28 @@ class Evaluator(Role):
         return True
 
     def on_checkpoint(self, request: CheckpointRequest) -> None:
-        """Reply with the counters, the best return, and what is to be evaluated next."""
+        """Reply with the counters, the best return, and the learner steps of the next evaluation."""
         self.update_counters()
         self.port.acknowledge(CheckpointAck(request.number, 0, self.state_dict()))
 
     def state_dict(self) -> dict:
-        """Return what the evaluator goes on from."""
+        """Return ``next_steps``, ``best_return`` and the counters."""
         values = {"next_steps": self._next_steps, "best_return": self.best.eval_return}
         return {**values, "counters": self.counters.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``."""
+        """Restore ``state_dict``."""
         require(state, _STATE)
         self.counters.load_state_dict(state["counters"])
         self.best.load_state_dict(state["best_return"])
         self._next_steps, self._restarts_before = state["next_steps"], self.counters["env_restarts"]
 
     def waiting_for(self) -> str | None:
-        """Say what the evaluator waits for; between two evaluations it may wait for long."""
+        """Say what the evaluator waits for; None between evaluations, where a long wait is normal."""
         return "the learner's first weights" if self.policy.param_version < 0 else None
 
     def update_counters(self) -> None:
-        """Count the restarts of the environments, those of the run before a resumption too."""
+        """Count the restarts of the environments, including those before a resumption."""
         self.counters.set("env_restarts", self._restarts_before + self._envs.restarts)
 
     def close(self) -> None:
@@ -149,7 +150,7 @@ class Evaluator(Role):
         self._envs.close()
 
     def _begin(self) -> None:
-        self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed, self._most_frames)
+        self._episodes = Episodes(self._envs, self.config.epsilon, self.config.seed, self._max_frames)
 
     def _complain(self, episodes: Episodes) -> None:
         """Warn once that evaluation episodes do not end."""
@@ -161,7 +162,7 @@ class Evaluator(Role):
     def _step(self, episodes: Episodes) -> None:
         restarts = self._envs.restarts
         episodes.step(self.policy.q_values)
-        if self._envs.restarts > restarts:  # no episode goes on after that: evaluate these weights from the start
+        if self._envs.restarts > restarts:  # a restart ends every episode: evaluate from the start
             self._begin()
             return
         if not episodes.done:
@@ -173,13 +174,13 @@ class Evaluator(Role):
         self.counters.set("eval_return", eval_return)
         self.counters.set("eval_episodes", len(episodes.returns))
         self.counters.set("eval_version", self.policy.param_version)
-        self._tell_if_alike(episodes)
+        self._warn_if_identical(episodes)
         self._episodes, self._unreported = None, True
         self._next_steps = self.policy.learner_steps + self.config.period
 
-    def _tell_if_alike(self, episodes: Episodes) -> None:
-        """Warn once that an evaluation was one episode, played many times."""
-        if episodes.all_alike and not self._told_alike:
-            self._told_alike = True
-            many = len(episodes.returns)
-            warn(f"apex: {EVALUATOR}: all {many} episodes were identical, step by step; their mean is one return")
+    def _warn_if_identical(self, episodes: Episodes) -> None:
+        """Warn once that all episodes of an evaluation were identical."""
+        if episodes.identical and not self._warned_identical:
+            self._warned_identical = True
+            what = f"all {len(episodes.returns)} episodes were identical, step by step"
+            warn(f"apex: {EVALUATOR}: {what}; their mean is one return")

@@ -1,4 +1,4 @@
-"""Exploration: every environment keeps its own epsilon for the whole run (Horgan et al. 2018, section 4)."""
+"""Exploration: each environment keeps one epsilon during the whole run (Horgan et al. 2018, section 4)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from apex.config import ActorConfig
 
 
 def epsilon_ladder(base: float, alpha: float, num_total: int) -> np.ndarray:
-    """Return float64[num_total], epsilon_i = base^(1 + alpha i / (N - 1)): falling from ``base``.
+    """Return float64[num_total], epsilon_i = base^(1 + alpha i / (N - 1)), which falls from ``base``.
 
-    With one environment alone it is ``base``. Raises ValueError for ``num_total`` < 1.
+    A single environment has ``base``. Raises ValueError for ``num_total`` < 1.
     """
     if num_total < 1:
         raise ValueError(f"num_total = {num_total} must be at least 1")
@@ -19,7 +19,7 @@ def epsilon_ladder(base: float, alpha: float, num_total: int) -> np.ndarray:
 
 
 def actor_epsilons(actor: ActorConfig, actor_index: int, num_actors: int) -> np.ndarray:
-    """Return float64[actor.envs]: the part of the ladder over all actors' environments that is this actor's.
+    """Return float64[actor.envs]: this actor's part of the ladder over all actors' environments.
 
     Environment v of actor i is number ``i * actor.envs + v``. Raises ValueError for an index outside
     0..num_actors - 1.
@@ -31,9 +31,9 @@ def actor_epsilons(actor: ActorConfig, actor_index: int, num_actors: int) -> np.
 
 
 def epsilon_greedy(q: np.ndarray, epsilons: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return actions int64[V]: with probability ``epsilons[v]`` any of the A actions alike, else the best.
+    """Return actions int64[V]: a uniform one of A with probability ``epsilons[v]``, else the best.
 
-    ``q`` is float32[V, A]; among equal values the lowest action is the best. Draws V uniforms and V
+    ``q`` is float32[V, A]; the lowest of the best actions is chosen. Each call draws V uniforms and V
     integers whatever ``q`` and ``epsilons`` are, so that runs with other values stay comparable.
     """
     num_envs, num_actions = q.shape

@@ -1,8 +1,8 @@
 """From vector steps to intake batches, written in place and vectorised over environments.
 
-Each environment fills an intake batch of its own, so that consecutive transitions share frames: every
-frame is stored once and transitions point at it by row. A full batch gets its initial priorities in
-one call and waits to be sent; the frames that unfinished n-step windows still need are carried over.
+Each environment fills its own intake batch, so that consecutive transitions share frames. Every frame is
+stored once, and transitions point at it by row. One call computes the initial priorities of a full batch,
+which then waits to be sent. Frames that open n-step windows still need are copied into the next batch.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ ZERO_FRAME = -1
 Memory = Callable[[int, int], np.ndarray]
 
 
-def most_closed(config: Config) -> int:
-    """Return the batches that one vector step can close: full ones, and one that runs out of frame rows."""
+def max_closed(config: Config) -> int:
+    """Return how many batches one vector step can close: full ones, and one without free frame rows."""
     return config.actor.envs * (config.algorithm.n_step // config.actor.intake_batch + 2)
 
 
 def pool_rows(config: Config) -> int:
-    """Return the intake batches an actor holds: being filled, closed by one step, and on the wire."""
-    return config.actor.envs + most_closed(config) + config.actor.in_flight * config.replay.ranks
+    """Return the intake batches of an actor: filling, closed by one step, and on the wire."""
+    return config.actor.envs + max_closed(config) + config.actor.in_flight * config.replay.ranks
 
 
 class Intake:
     """Builds intake batches for ``actor.envs`` environments of one actor.
 
-    ``priority(q_taken, reward, discount, bootstrap)`` is the algorithm's initial priority. Batches
-    become ready in ``ready`` (pool rows); after ``message(row)`` has been sent and received, give
-    the row back by ``recycle(row)``. ``add`` may only be called while ``has_room()``. ``memory(rows, nbytes)``
-    returns the zeroed uint8[rows, nbytes] that the batches are built in.
+    ``priority(q_taken, reward, discount, bootstrap)`` is the algorithm's initial priority. ``ready`` holds
+    the pool rows of complete batches; the caller sends ``message(row)`` and returns the received row by
+    ``recycle(row)``. ``add`` requires ``has_room()``. ``memory(rows, nbytes)`` allocates the batches, as
+    zeroed uint8[rows, nbytes].
     """
 
     def __init__(
-        self, config: Config, spec: EnvSpec, actor: int, priority: Callable[..., np.ndarray], memory: Memory = aligned_bytes
-    ):
+        self, config: Config, spec: EnvSpec, actor: int, priority: Callable[..., np.ndarray],
+        memory: Memory = aligned_bytes,
+    ):  # fmt: skip
         v, n, b = config.actor.envs, config.algorithm.n_step, config.actor.intake_batch
         self.spec, self.actor, self.priority, self.batch = spec, actor, priority, b
         self.layout = intake_layout(spec, b, n)
         self._frame_rows = self.layout.fields["frames"].shape[0]
-        self._most_closed = most_closed(config)
+        self._max_closed = max_closed(config)
         self._make_pool(pool_rows(config), memory)
         self._n_step = NStep(v, n, config.algorithm.discount)
         self._envs = np.arange(v)
@@ -64,7 +65,7 @@ class Intake:
         self.ready: deque[int] = deque()
 
     def _make_windows(self, v: int, n: int) -> None:
-        """State per environment: its batch, the observation to act from, and starts not yet written, by age."""
+        """Allocate, per environment: its batch, its observation, and the starts not yet written, by age."""
         self._row = np.array([self._free.pop() for _ in range(v)])
         self._count, self._frames, self._pending = (np.zeros(v, np.int64) for _ in range(3))
         # The first batch of environment i closes early, so that batches do not all fill at once.
@@ -80,11 +81,13 @@ class Intake:
         self._begin(self._envs, obs)
 
     def has_room(self) -> bool:
-        """Whether the pool can take whatever one more step may close."""
-        return len(self._free) >= self._most_closed
+        """Whether the pool has rows for all batches that one more step can close."""
+        return len(self._free) >= self._max_closed
 
-    def add(self, step: Timestep, action: np.ndarray, q_taken: np.ndarray, version: int, bootstrap: np.ndarray) -> None:
-        """Take one vector step: the actions taken, their Q-values, and max_a Q(``step.last_obs``), each [V]."""
+    def add(
+        self, step: Timestep, action: np.ndarray, q_taken: np.ndarray, version: int, bootstrap: np.ndarray
+    ) -> None:
+        """Add one vector step: actions, their Q-values, and max_a Q(``step.last_obs``), each [V]."""
         valid = np.flatnonzero(step.valid)
         self._pending[~step.valid] = 0  # their windows were cut
         self._close_where(valid[self._frames[valid] >= self._frame_rows])
@@ -98,26 +101,26 @@ class Intake:
         self._begin(np.flatnonzero(step.first), step.obs)
 
     def message(self, row: int) -> np.ndarray:
-        """Return the used part of a ready batch."""
+        """Return the used part of a complete batch, uint8[nbytes], a view."""
         frames = int(self._views["header"][row, 1])
         return self._pool[row, : intake_nbytes(self.layout, self.spec, frames)]
 
     def transitions(self, row: int) -> int:
-        """Return the number of transitions in a ready batch."""
+        """Return the number of transitions in a complete batch."""
         return int(self._views["header"][row, 0])
 
     def recycle(self, row: int) -> None:
-        """Take back a row that has been received."""
+        """Return a row to the pool, once the replay rank has received it."""
         self._free.append(row)
 
     def state_dict(self) -> dict:
-        """Return all batches, whether filling, ready or on their way, and the open windows."""
+        """Return all batches (filling, complete and on the wire) and the open windows."""
         arrays = {name: array.copy() for name, array in self._arrays().items()}
         values = {"free": list(self._free), "ready": list(self.ready), "sequence": self._sequence}
         return arrays | values | {"n_step": self._n_step.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on with what ``state_dict`` returned. Raises ValueError or KeyError where it is of another configuration."""
+        """Restore ``state_dict``. Raises ValueError or KeyError for that of another configuration."""
         is_row = list_of(lambda row: is_count(row) and row < len(self._pool))
         require(state, {"free": is_row, "ready": is_row, "sequence": is_count})
         for name, array in self._arrays().items():
@@ -128,17 +131,16 @@ class Intake:
     def _arrays(self) -> dict[str, np.ndarray]:
         return {
             "pool": self._pool, "q_taken": self._q_taken, "bootstrap": self._bootstrap,
-            "row": self._row, "count": self._count, "frames": self._frames, "pending": self._pending, "limit": self._limit,
-            "obs": self._obs, "start_obs": self._start_obs, "start_action": self._start_action, "start_q": self._start_q,
-            "start_version": self._start_version,
+            "row": self._row, "count": self._count, "frames": self._frames, "pending": self._pending,
+            "limit": self._limit, "obs": self._obs, "start_obs": self._start_obs,
+            "start_action": self._start_action, "start_q": self._start_q, "start_version": self._start_version,
         }  # fmt: skip
 
     def _push_start(self, valid: np.ndarray, action: np.ndarray, q_taken: np.ndarray, version: int) -> None:
-        for starts, new in ((self._start_obs, self._obs), (self._start_action, action), (self._start_q, q_taken)):
-            starts[:, 1:] = starts[:, :-1]
-            starts[:, 0] = new
-        self._start_version[:, 1:] = self._start_version[:, :-1]
-        self._start_version[:, 0] = version
+        starts = self._start_obs, self._start_action, self._start_q, self._start_version
+        for start, new in zip(starts, (self._obs, action, q_taken, version), strict=True):
+            start[:, 1:] = start[:, :-1]
+            start[:, 0] = new
         self._pending[valid] += 1
 
     def _append_frame(self, env: np.ndarray, obs: np.ndarray) -> None:
@@ -149,8 +151,10 @@ class Intake:
         self._obs[env, :-1] = self._obs[env, 1:]
         self._obs[env, -1] = at
 
-    def _write(self, env: np.ndarray, age: int, ret: np.ndarray, discount: np.ndarray, bootstrap: np.ndarray) -> None:
-        """Write the transition that started ``age`` steps ago in each of ``env`` and ends at its current observation."""
+    def _write(
+        self, env: np.ndarray, age: int, ret: np.ndarray, discount: np.ndarray, bootstrap: np.ndarray
+    ) -> None:
+        """Write each environment's transition from ``age`` steps ago to its current observation."""
         row, i, views = self._row[env], self._count[env], self._views
         views["obs_frames"][row, i] = self._start_obs[env, age]
         views["next_obs_frames"][row, i] = self._obs[env]
@@ -165,8 +169,8 @@ class Intake:
         self._close_where(env[self._count[env] >= self._limit[env]])
 
     def _begin(self, envs: np.ndarray, obs: np.ndarray) -> None:
-        """Store the first observation of an episode; equal neighbours and zero frames are stored once or not at all."""
-        self._obs[envs] = ZERO_FRAME  # the episode before is no longer pointed at
+        """Store the first observation of an episode; equal neighbours share a row, zero frames need none."""
+        self._obs[envs] = ZERO_FRAME  # release the frames of the previous episode
         self._close_where(envs[self._frames[envs] + self.spec.stack > self._frame_rows])
         zeros = bytes(self.spec.frame_nbytes)
         for env in envs:
@@ -190,7 +194,7 @@ class Intake:
             self._close(env)
 
     def _close(self, env: int) -> None:
-        """Make the environment's batch ready and carry its open windows into a new one."""
+        """Complete the environment's batch and copy its open windows into a new one."""
         old, new, count = int(self._row[env]), self._free.pop(), int(self._count[env])
         self._finish_batch(old, count, int(self._frames[env]))
         pending = self._start_obs[env, : self._pending[env]]

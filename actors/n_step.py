@@ -1,12 +1,12 @@
-"""n-step returns of many environments at once, none across an episode's end.
+"""n-step returns of many environments at once; none spans two episodes.
 
 A transition that starts at step t ends k steps later with (Horgan et al. 2018, appendix C)
 
     return   = r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1)
     discount = gamma^k, or 0 if the last of these steps terminated the episode
 
-where k = n, or fewer where the episode ended first. After a truncation the discount is kept, for the
-episode would have gone on. The bootstrap gamma^k max Q(s_t) is the learner's.
+where k = n, or less if the episode ended first. A truncation keeps the discount, since the environment did
+not terminate. The learner adds the bootstrap gamma^k max Q(s_t).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from apex.state import fill
 
 
 class NStep:
-    """The open windows of ``num_envs`` environments: which transitions end with each step.
+    """The open windows of ``num_envs`` environments, and the transitions that each step ends.
 
-    ``n`` >= 1 rewards are summed at most, each discounted with ``discount`` in [0, 1] per step. A
-    transition's *age* is the number of steps since the one it started with: 0 for the step just
-    made, at most n - 1. Costs O(num_envs * n) NumPy work and no Python loop per step.
+    A return sums at most ``n`` >= 1 rewards, each discounted with ``discount`` in [0, 1] per step. The *age*
+    of a transition counts the steps since its first one: 0 for the newest step, at most n - 1. A step takes
+    O(num_envs * n) NumPy work and no Python loop.
     """
 
     def __init__(self, num_envs: int, n: int, discount: float):
@@ -34,8 +34,8 @@ class NStep:
         self._coefficients = powers[:n, None]
         self._discounts = powers[1:].astype(np.float32)  # by age
         self._ages = np.arange(n)[:, None]
-        # Row a: the partial return of the transition that started a steps ago, in float64 so that it
-        # is the plain left-to-right sum. Rows beyond an environment's length hold leftovers.
+        # Row a: the partial return of the transition that started a steps ago. Float64 keeps it equal to the
+        # plain sum from left to right. Rows beyond an environment's length are not used.
         self._returns = np.zeros((n, num_envs))
         self._length = np.zeros(num_envs, np.int64)
 
@@ -44,10 +44,10 @@ class NStep:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Add one step; return the transitions that end now as ``(env, age, ret, discount)``.
 
-        Takes ``reward`` float32[V] and three bool[V], as in a ``Timestep``; where both are set,
-        terminated wins. A row that is not ``valid`` starts and ends nothing and empties its window.
-        Returns arrays [m]: ``env`` and ``age`` int64, ``ret`` and ``discount`` float32, sorted by
-        descending age, then by env: so oldest first within an environment.
+        ``reward`` is float32[V]; the flags are bool[V], as in a ``Timestep``. If both flags are set,
+        ``terminated`` wins. A row that is not ``valid`` empties its window and yields no transition. The
+        results have m rows: ``env`` and ``age`` int64, ``ret`` and ``discount`` float32. They are sorted by
+        descending age and then by env, so each environment's oldest comes first.
         """
         self._returns[1:] = self._returns[:-1]
         self._returns[0] = 0.0
@@ -64,7 +64,7 @@ class NStep:
         return {"returns": self._returns.copy(), "length": self._length.copy()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on with the windows of ``state_dict``."""
+        """Restore the windows of ``state_dict``."""
         fill(self._returns, state, "returns")
         fill(self._length, state, "length")
 
