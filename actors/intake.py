@@ -133,12 +133,15 @@ class Intake:
             "pool": self._pool, "q_taken": self._q_taken, "bootstrap": self._bootstrap,
             "row": self._row, "count": self._count, "frames": self._frames, "pending": self._pending,
             "limit": self._limit, "obs": self._obs, "start_obs": self._start_obs,
-            "start_action": self._start_action, "start_q": self._start_q, "start_version": self._start_version,
+            "start_action": self._start_action, "start_q": self._start_q,
+            "start_version": self._start_version,
         }  # fmt: skip
 
     def _push_start(self, valid: np.ndarray, action: np.ndarray, q_taken: np.ndarray, version: int) -> None:
-        starts = self._start_obs, self._start_action, self._start_q, self._start_version
-        for start, new in zip(starts, (self._obs, action, q_taken, version), strict=True):
+        versions = np.full(len(action), version)
+        starts: list[np.ndarray] = [self._start_obs, self._start_action, self._start_q, self._start_version]
+        newest: list[np.ndarray] = [self._obs, action, q_taken, versions]
+        for start, new in zip(starts, newest):
             start[:, 1:] = start[:, :-1]
             start[:, 0] = new
         self._pending[valid] += 1

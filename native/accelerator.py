@@ -1,6 +1,6 @@
-"""Whether the accelerator that binary trees were compiled for is there and right; if not, they live on the host.
+"""Tests the accelerator that binary trees were compiled for; without a working one, trees stay on the host.
 
-A failing device ends its process, so it is tried in another one first.
+A failing device ends its process, so another process tries it first.
 """
 
 import functools
@@ -13,28 +13,38 @@ from pathlib import Path
 
 import native
 
-_TRIED_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @functools.cache
 def settle() -> None:
-    """Try the device, once. Where it is absent or fails, warn and keep trees off it; results are the same."""
+    """Test the device once a process; if it fails, warn and keep trees on the host. Results are equal."""
     if not native.FOR_DEVICE:
         native.use_host()  # whatever ACC_DEVICE_TYPE says
         return
     command = [sys.executable, "-m", "native.accelerator"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TRIED_S, cwd=Path(__file__).parents[1])
-        trouble = None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd=Path(__file__).parents[1]
+        )
+        trouble = (
+            None
+            if done.returncode == 0
+            else (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         trouble = str(error)
     if trouble is not None:
         native.use_host()
-        warnings.warn(f"no accelerator for the binary tree ({trouble}); it runs on the processor", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"no accelerator for the binary tree ({trouble}); it runs on the processor",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def try_device(slots: int = 1000, rows: int = 400) -> None:
-    """Compare a tree on the device with a wide one on the host; raises RuntimeError where there is none or they differ."""
+    """Compare trees on device and host; RuntimeError if there is no device or they differ."""
     tree, other = native.Tree(native.BINARY, slots), native.Tree(native.WIDE64, slots)
     if tree.backend != "openacc device":
         raise RuntimeError("there is no device")

@@ -30,20 +30,21 @@ def time_calls(
     """Return the time of each call without Python, float64[calls] in microseconds; see `time_calls.h`.
 
     ``address`` is that of the tree (``Tree.address``); the caller keeps the tree alive. ``slots`` int64[rows]
-    and ``mass`` float64[rows] are contiguous. Raises ValueError if such calls are impossible, and RuntimeError
-    without a C compiler.
+    and ``mass`` float64[rows] are contiguous. Raises ValueError if such calls are impossible, and
+    RuntimeError without a C compiler.
     """
     function, us = load(), np.empty(calls)
     if function is None:
         raise RuntimeError("time_calls.c is not compiled")
-    if slots.size != mass.size or function(address, op.encode(), k, cold_bytes, seed, slots, mass, slots.size, us, calls):
+    arrays = slots, mass, slots.size, us, calls
+    if slots.size != mass.size or function(address, op.encode(), k, cold_bytes, seed, *arrays):
         raise ValueError(f"cannot time {op} of {k} rows")
     return us
 
 
 @functools.cache
 def load() -> Callable[..., int] | None:
-    """Return the C function ``time_calls``, compiled once in a process; warn and return None if that fails."""
+    """Return the C function ``time_calls``, compiled once a process; warn and return None if that fails."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "time_calls.so")
@@ -54,8 +55,9 @@ def load() -> Callable[..., int] | None:
     except (OSError, subprocess.SubprocessError) as error:
         stderr = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
         why = stderr.strip().splitlines()[-1] if stderr.strip() else error
-        warnings.warn(f"no calls are timed from C: time_calls.c does not compile ({why})", RuntimeWarning, stacklevel=2)
+        failed = f"no calls are timed from C: time_calls.c does not compile ({why})"
+        warnings.warn(failed, RuntimeWarning, stacklevel=2)
         return None
-    i64 = ctypes.c_int64
-    function.argtypes = [ctypes.c_void_p, ctypes.c_char_p, i64, i64, ctypes.c_uint64, _SLOTS, _MASS, i64, _OUT, i64]
+    i64, numbers = ctypes.c_int64, (ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_char_p, *numbers, _SLOTS, _MASS, i64, _OUT, i64]
     return function

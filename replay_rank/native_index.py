@@ -131,7 +131,7 @@ class NativeIndex(PriorityIndex):
             raise AssertionError(self.bad_part.format(number))
 
     def timed_from_c(self) -> Callable[..., np.ndarray] | None:
-        """Return `native.timing.time_calls` of this tree; None, and a warning, if the C compiler is missing."""
+        """Return `native.timing.time_calls` of this tree; warn and return None without a C compiler."""
         from native import timing  # only the benchmark compiles it
 
         return None if timing.load() is None else partial(timing.time_calls, self._tree.address)

@@ -18,7 +18,10 @@ STATE = {"inserted": is_count, "sampled": is_count}
 
 
 class RateLimiter:
-    """The rule above for one of ``replay.ranks`` replay ranks; refuses settings under which both sides could block."""
+    """The rule above for one of ``replay.ranks`` replay ranks.
+
+    Raises :class:`apex.config.ConfigError` if samples and inserts could block each other.
+    """
 
     def __init__(self, config: Config):
         replay = config.replay
@@ -37,7 +40,7 @@ class RateLimiter:
         return not self.ratio or self._owed() - batch_size >= self.low
 
     def may_insert(self) -> bool:
-        """Whether one more intake batch may come in."""
+        """Whether one more intake batch may be inserted."""
         return not self.ratio or self.inserted < self.min_size or self._owed() <= self.high
 
     def count(self, inserted: int = 0, sampled: int = 0) -> None:
@@ -50,7 +53,7 @@ class RateLimiter:
         return {"inserted": self.inserted, "sampled": self.sampled}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``."""
+        """Restore ``state_dict``."""
         require(state, STATE)
         self.inserted, self.sampled = state["inserted"], state["sampled"]
 
@@ -58,17 +61,18 @@ class RateLimiter:
         return self.ratio * self.inserted - self.sampled
 
     def _refuse_impossible(self, config: Config, band: float) -> None:
-        """Both sides block when high < D < low + B; a band at least as wide as B rules that out."""
+        """Reject a band narrower than B: both sides block when high < D < low + B."""
         if not self.ratio or 2 * band >= config.learner.batch_size:
             return
-        least = _least_band(config.learner.batch_size, self.ratio * self.min_size)
+        minimum = _min_band(config.learner.batch_size, self.ratio * self.min_size)
+        narrow = f"replay.error_buffer = {config.replay.error_buffer} is too narrow"
         raise ConfigError(
-            f"replay.error_buffer = {config.replay.error_buffer} is too narrow: samples and inserts could block each other; "
-            f"the least is {least} with these replay.min_size, samples_per_insert and learner.batch_size"
+            f"{narrow}: samples and inserts could block each other; the least is {minimum} with these "
+            "replay.min_size, samples_per_insert and learner.batch_size"
         )
 
 
-def _least_band(batch_size: int, center: float) -> str:
-    """Return the narrowest error_buffer that is accepted, to four digits; the nearest four may fall short of it."""
+def _min_band(batch_size: int, center: float) -> str:
+    """Return the smallest accepted error_buffer to four digits, rounded up where the nearest is too small."""
     digits = [f"{batch_size / (2 * center) * up:.4g}" for up in (1.0, 1.0005, 1.001)]
     return next(text for text in digits if 2 * float(text) * center >= batch_size)

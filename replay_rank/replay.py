@@ -28,16 +28,15 @@ STATE: Checks = {
 
 
 def ring_places(config: Config) -> int:
-    """Return the intake batches in one replay rank's ring: its share of the capacity plus one to land in."""
+    """Return the places of one replay rank's ring: its share of the capacity, plus the landing place."""
     return config.replay.capacity // config.replay.ranks // config.actor.intake_batch + 1
 
 
 class Replay:
     """Transitions of one replay rank with keys, masses and frames.
 
-    A key is ``generation * slots + slot``: a place in the ring gets a new generation when it is
-    reserved for the next batch, so a key is never reused and a late priority never lands on another
-    transition.
+    A key is ``generation * slots + slot``. A place in the ring gets a new generation when it is reserved for
+    the next batch. So no key is reused, and a late priority never changes another transition.
     """
 
     def __init__(self, config: Config, spec: EnvSpec, rng: np.random.Generator):
@@ -47,30 +46,32 @@ class Replay:
         places = ring_places(config)
         self.store = FrameStore(spec, layout, places)
         self.batch, self.slots = self.store.batch, places * self.store.batch
-        self.index = make_index(config.replay.index, self.slots, alpha=config.replay.alpha, device=config.replay.index_device)
-        # An index of rule "rank" draws by rank^-alpha itself; its leaves are priorities, kept above zero.
+        options = {"alpha": config.replay.alpha, "device": config.replay.index_device}
+        self.index = make_index(config.replay.index, self.slots, **options)
+        # An index of rule "rank" applies alpha to the ranks; its leaves are priorities, kept above zero.
         self.exponent = 1.0 if self.index.rule == "rank" else config.replay.alpha
         self.generation = np.zeros(places, np.int64)
         self.count = np.zeros(places, np.int64)
         self.size = self.inserted = self.sampled = self.stale_updates = 0
-        self._slots, self._masses = np.empty(0, np.int64), np.empty(0)  # of the last draw, used again
+        self._slots, self._masses = np.empty(0, np.int64), np.empty(0)  # reused by every draw
         self._no_mass = np.zeros(self.batch)
         self._landing = places - 1
         self._reserve_next()
 
     def landing(self) -> np.ndarray:
-        """Return the buffer (uint8, one intake message) that the next batch is to be received into."""
+        """Return the buffer (uint8, one intake message) that receives the next batch."""
         return self.store.buffer[self._landing]
 
     def insert(self, nbytes: int) -> int:
-        """Take the batch of ``nbytes`` bytes that landed; return its number of transitions.
+        """Insert the batch of ``nbytes`` bytes in the landing place; return its number of transitions.
 
-        Raises ValueError naming the row where a priority is NaN, infinite or negative; then nothing
-        has changed.
+        Raises ValueError for a corrupt batch, or a priority that is NaN, infinite or negative; nothing
+        changes then.
         """
         place = self._landing
         count = self.store.check_batch(place, nbytes)
-        mass = self._mass(self.store.views["priority"][place, :count], lambda: f"intake batch of actor {self.store.actor(place)}")
+        priority = self.store.views["priority"][place, :count]
+        mass = self._mass(priority, lambda: f"intake batch of actor {self.store.actor(place)}")
         first = place * self.batch
         self.index.set_range(first, mass)
         self.count[place] = count
@@ -93,14 +94,15 @@ class Replay:
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> int:
         """Set new priorities by key; return how many were stale (dropped and counted).
 
-        Of a key given twice the last priority stays. Raises ValueError naming the row of a bad
-        priority or of a key never given out; then nothing has changed.
+        The last priority of a repeated key wins. Raises ValueError naming the row of a bad priority or of an
+        unknown key; nothing changes then.
         """
         mass = self._mass(priorities, lambda: "priority update")
         generation, slots = np.divmod(keys, self.slots)
         place, row = np.divmod(slots, self.batch)
         live = generation == self.generation[place]
-        self._refuse_unknown(keys, (generation < 1) | (generation > self.generation[place]) | (live & (row >= self.count[place])))
+        unknown = (generation < 1) | (generation > self.generation[place])
+        self._reject_unknown(keys, unknown | (live & (row >= self.count[place])))
         self.index.set(slots[live], mass[live])
         stale = int(len(keys) - live.sum())
         self.stale_updates += stale
@@ -108,18 +110,19 @@ class Replay:
 
     @property
     def landing_place(self) -> int:
-        """The place of the ring that the next batch is received into."""
+        """The place of the ring that receives the next batch."""
         return self._landing
 
     def state_dict(self) -> dict:
-        """Return all but the ring itself: :mod:`replay_rank.persistence` writes and reads it in place."""
+        """Return everything but the ring, which :mod:`replay_rank.persistence` reads and writes in place."""
         state = {"inserted": self.inserted, "sampled": self.sampled, "stale_updates": self.stale_updates}
-        state |= {"landing": self._landing, "slots": self.slots, "newest_generation": int(self.generation.max())}
+        state |= {"landing": self._landing, "slots": self.slots}
+        state |= {"newest_generation": int(self.generation.max())}
         arrays = {"generation": self.generation.copy(), "count": self.count.copy()}
         return state | arrays | {"index": self.index.state_dict(), "strata": self.strata.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``, once the ring holds the batches. Raises ValueError for another ring's."""
+        """Restore ``state_dict`` once the ring holds its batches; ValueError if another ring gave it."""
         require(state, STATE)
         fill(self.generation, state, "generation")
         fill(self.count, state, "count")
@@ -129,7 +132,7 @@ class Replay:
         self.size, self._landing = int(self.count.sum()), state["landing"]
 
     def check(self) -> None:
-        """Raise AssertionError where the index, the counts and the masses disagree."""
+        """Raise AssertionError if the index, the counts and the masses disagree."""
         self.index.check()
         assert self.size == self.count.sum(), (self.size, self.count.sum())
         filled = np.arange(self.batch)[None, :] < self.count[:, None]
@@ -137,7 +140,7 @@ class Replay:
         assert ((mass > 0) == filled).all(), "a stored transition has no mass, or an empty slot has some"
 
     def _reserve_next(self) -> None:
-        """Evict the oldest place: no mass, and a new generation, before anything is received into it."""
+        """Evict the oldest place: it loses its mass and gets a new generation before it receives a batch."""
         self._landing = (self._landing + 1) % len(self.count)
         place, count = self._landing, self.count[self._landing]
         if count:
@@ -147,16 +150,17 @@ class Replay:
         self.count[place] = 0
         self.generation[place] += 1
 
-    def _refuse_unknown(self, keys: np.ndarray, unknown: np.ndarray) -> None:
+    def _reject_unknown(self, keys: np.ndarray, unknown: np.ndarray) -> None:
         if unknown.any():
             row = int(np.argmax(unknown))
             raise ValueError(f"priority update: row {row} has key {keys[row]}, which was never given out")
 
     def _mass(self, priority: np.ndarray, what: Callable[[], str]) -> np.ndarray:
-        """Return (priority + eps)^exponent as float64; refuse what is not a finite number >= 0 by row."""
+        """Return (priority + eps)^exponent, float64; ValueError names a row that is not finite or < 0."""
         if not native.within(priority, 0.0, _LARGEST):
             row = int(np.argmin((priority >= 0) & (priority <= _LARGEST)))
-            raise ValueError(f"{what()}: row {row} has priority {priority[row]}; priorities are finite and >= 0")
+            bad = f"row {row} has priority {priority[row]}"
+            raise ValueError(f"{what()}: {bad}; priorities are finite and >= 0")
         mass = priority.astype(np.float64)
         mass += self.eps
         return np.power(mass, self.exponent, out=mass)

@@ -24,15 +24,15 @@ from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay, ring_places
 
 Event = IntakeEvent | SampleRequestEvent | PriorityEvent
-# A sample batch takes as long to gather as dozens of intake batches take to insert: with one for one, a learner that
-# is always waiting would hold the actors up.
+# Gathering a sample batch takes as long as dozens of inserts. With one event per answer, a learner that
+# always waits would slow the actors.
 _EVENTS_PER_ANSWER = 16
 
 
 class ReplayService(Role):
     """Receives intake into the ring, answers sample requests, applies priorities.
 
-    Checkpoints are written into a folder in ``checkpoints``; it goes on from ``reader`` where that is given.
+    It writes its part of each checkpoint below ``checkpoints``, and resumes from ``reader`` if given.
     """
 
     port: ReplayPort
@@ -42,8 +42,9 @@ class ReplayService(Role):
         checkpoints: Path = Path(), reader: Reader | None = None,
     ):  # fmt: skip
         super().__init__(REPLAY, port, config.run.log_period_s)
-        self.name, self.checkpoints, self._keeps_ring = f"{REPLAY}-{index}", checkpoints, config.replay.checkpoint
-        self._at_once = config.run.transport == "local"  # where each rank's turn waits for the others' anyhow
+        self.name, self.checkpoints = f"{REPLAY}-{index}", checkpoints
+        self._keeps_ring = config.replay.checkpoint
+        self._blocking = config.run.transport == "local"  # there, all roles take turns in one thread
         self.replay = Replay(config, spec, seeds.generator(config.run.seed, "replay", index))
         say(f"apex: {REPLAY} {index}: priority index {self.replay.index.describe()}")
         self.limiter = RateLimiter(config)
@@ -52,7 +53,7 @@ class ReplayService(Role):
         self._priority_layout = priority_layout(self.batch_size)
         self._open_requests = 0
         self.segments = Segments(checkpoints, self.name, self.replay.store.buffer, config.replay.ranks)
-        self._request: CheckpointRequest | None = None  # what has not been acknowledged
+        self._request: CheckpointRequest | None = None  # not yet acknowledged
         if reader is not None:
             self._resume(config, reader, index)
         self.counters.set("capacity", config.replay.capacity // config.replay.ranks)
@@ -66,7 +67,7 @@ class ReplayService(Role):
         return self._answer() or handled > 0
 
     def wind_down(self) -> bool:
-        """Receive what is still on its way and answer no more requests."""
+        """Receive the messages still in flight; reject all open requests."""
         if self._request is not None:
             self._request = None
             self.segments.abandon()
@@ -77,17 +78,17 @@ class ReplayService(Role):
         return handled
 
     def may_finish(self) -> bool:
-        """Whether all that was on its way when the run ended has been counted."""
+        """Whether all messages in flight at the end of the run have been counted."""
         return self.no_more_intake and self.port.quiet
 
     def on_checkpoint(self, request: CheckpointRequest) -> None:
-        """Begin to write ring, masses and counts beside the service."""
+        """Start a thread that writes ring, masses and counts."""
         self.update_counters()
         state = self.state_dict()
         if self._keeps_ring:
             self._request = request
             self.segments.begin(request, live_places(self.replay.count, self.replay.landing_place), state)
-            if self._at_once:
+            if self._blocking:
                 self.segments.wait()
                 self._acknowledge()
         else:
@@ -95,7 +96,7 @@ class ReplayService(Role):
             self.port.acknowledge(CheckpointAck(request.number, error, {}))
 
     def state_dict(self) -> dict:
-        """Return all that the rank goes on from, but the ring."""
+        """Return the whole state of the rank, except the ring."""
         state = {"replay": self.replay.state_dict(), "limiter": self.limiter.state_dict()}
         return {**state, "counters": self.counters.state_dict(), "open_requests": self._open_requests}
 
@@ -108,9 +109,10 @@ class ReplayService(Role):
     def update_counters(self) -> None:
         """Bring the gauges of the report up to date."""
         r = self.replay
-        values = {"inserted": r.inserted, "sampled": r.sampled, "size": r.size, "stale_updates": r.stale_updates}
-        for name, value in values.items():
-            self.counters.set(name, value)
+        self.counters.set("inserted", r.inserted)
+        self.counters.set("sampled", r.sampled)
+        self.counters.set("size", r.size)
+        self.counters.set("stale_updates", r.stale_updates)
 
     def _landing(self) -> np.ndarray | None:
         if not self.limiter.may_insert() or self.segments.holds(self.replay.landing_place):
@@ -132,7 +134,7 @@ class ReplayService(Role):
             self._request = None
 
     def _write_values(self, request: CheckpointRequest, state: dict) -> int:
-        """Write what there is without the ring; return 0 or the error number."""
+        """Write the plain values without the ring; return 0 or the error number."""
         values, _ = split(state)
         try:
             Part(request.partial(self.checkpoints), self.name).finish(values)
@@ -142,12 +144,12 @@ class ReplayService(Role):
 
     def _handle(self, event: Event | None) -> bool:
         try:
-            self._take(event)
+            self._apply(event)
         except ValueError as refusal:  # nothing has changed
             self.port.refuse("intake" if isinstance(event, IntakeEvent) else "priority", str(refusal))
         return event is not None
 
-    def _take(self, event: Event | None) -> None:
+    def _apply(self, event: Event | None) -> None:
         match event:
             case IntakeEvent(nbytes):
                 self.limiter.count(inserted=self.replay.insert(nbytes))
@@ -171,7 +173,7 @@ class ReplayService(Role):
 
 
 def memory_bytes(config: Config, spec: EnvSpec) -> int:
-    """Return the bytes one replay rank's ring, index and send buffers will take when full."""
+    """Return the bytes of one replay rank's ring, index and send buffers when full."""
     layout = intake_layout(spec, config.actor.intake_batch, config.algorithm.n_step)
     index = index_class(config.replay.index).bytes_per_slot * ring_places(config) * config.actor.intake_batch
     buffers = (config.learner.prefetch + 1) * sample_layout(spec, config.learner.batch_size).nbytes

@@ -1,7 +1,7 @@
-"""A ring of intake batches that share frames: where transitions live.
+"""The ring of intake batches, which holds all transitions of a replay rank.
 
-The ring is one array of intake-batch messages. A batch is received straight into its place and never
-copied or unpacked; a sample batch is gathered from it, frame by frame, into the send buffer.
+The ring is one array of intake messages. The port receives a batch into its place; nothing copies or unpacks
+it there. A sample batch is gathered from the ring into the send buffer, frame by frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COLUMNS = ("action", "reward", "discount", "param_version")
 class FrameStore:
     """``num_batches`` intake batches of up to ``batch`` transitions; slot = place in the ring * batch + row.
 
-    ``views[name]`` has shape ``(num_batches, *field shape)``. Memory is taken as batches arrive.
+    ``views[name]`` has shape ``(num_batches, *field shape)``. The kernel allocates memory as batches arrive.
     """
 
     def __init__(self, spec: EnvSpec, layout: Layout, num_batches: int):
@@ -28,13 +28,15 @@ class FrameStore:
         self.views = layout.views(self.buffer)
         self._float_frames = layout.fields["frames"].dtype == np.float32
         self._pointers = self.views["obs_frames"], self.views["next_obs_frames"]
-        self._most_frames, self._frame_nbytes = layout.fields["frames"].shape[0], spec.frame_nbytes
+        self._max_frames, self._frame_nbytes = layout.fields["frames"].shape[0], spec.frame_nbytes
 
     def check_batch(self, place: int, nbytes: int) -> int:
-        """Return the transitions of the batch that landed at ``place``; ValueError says what is wrong with it."""
+        """Return the number of transitions of the batch at ``place``; ValueError if it is corrupt."""
         count, frames, actor, _ = self.views["header"][place].tolist()
-        if not 1 <= count <= self.batch or not 0 <= frames <= self._most_frames:
-            wrong = f"{count} transitions and {frames} frames; the most are {self.batch} and {self._most_frames}"
+        if not 1 <= count <= self.batch or not 0 <= frames <= self._max_frames:
+            wrong = (
+                f"{count} transitions and {frames} frames; the most are {self.batch} and {self._max_frames}"
+            )
         elif nbytes != (expected := intake_nbytes(self.layout, self.spec, frames)):
             wrong = f"{nbytes} bytes for {frames} frames, expected {expected}"
         elif not all(native.within(pointers[place, :count], -1, frames - 1) for pointers in self._pointers):
@@ -48,11 +50,12 @@ class FrameStore:
         raise ValueError(f"intake batch of actor {actor}: {wrong}")
 
     def _not_finite(self, place: int, count: int, frames: int) -> str | None:
-        """Return the name of a column, or ``frames``, that holds a NaN or an infinity. Priorities are looked at where masses are made."""
+        """Return the name of a column, or ``frames``, that holds a NaN or an infinity; not ``priority``."""
         columns = {name: self.views[name][place, :count] for name in ("reward", "discount")}
         if self._float_frames:
             columns["frames"] = self.views["frames"][place, :frames]
-        return next((name for name, column in columns.items() if not native.within(column, -_LARGEST, _LARGEST)), None)
+        bad = (name for name, column in columns.items() if not native.within(column, -_LARGEST, _LARGEST))
+        return next(bad, None)
 
     def actor(self, place: int) -> int:
         """Return the index of the actor that sent the batch at ``place``."""

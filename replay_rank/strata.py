@@ -1,4 +1,4 @@
-"""Stratified targets of a draw, and the random stream that they come from."""
+"""Stratified targets of a draw, and their random stream."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ODD = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint6
 class Strata:
     """One uniform draw from each of k equal strata of the total mass (Schaul et al. 2016, appendix B.2.1).
 
-    The stream is SplitMix64 (Steele et al. 2014): the n-th number is a hash of ``seed + n * gamma``, so
-    one 64-bit number is its whole state, and any build of any index sees the same targets.
+    The stream is SplitMix64 (Steele et al. 2014): the n-th number is a hash of ``seed + n * gamma``. One
+    64-bit number is its whole state, and every index draws at the same targets.
 
     Attributes:
-        state: uint64[1], advanced by k with every draw of k; save and restore it to repeat a run.
+        state: uint64[1]; a draw of k adds k times gamma.
     """
 
     def __init__(self, seed: int):
@@ -30,7 +30,7 @@ class Strata:
         return {"state": int(self.state[0])}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``."""
+        """Restore ``state_dict``."""
         require(state, STATE)
         self.state[0] = state["state"]
 
@@ -44,5 +44,5 @@ class Strata:
         return (bits >> np.uint64(12)) * 2.0**-52
 
     def targets(self, k: int, total: float) -> np.ndarray:
-        """Return the next k targets, float64[k]: ``(i + u_i) * (total / k)``, one in each stratum, ascending."""
+        """Return the next k targets ``(i + u_i) * (total / k)``, float64[k], ascending: one a stratum."""
         return (np.arange(k) + self.uniforms(k)) * (total / max(k, 1))

@@ -57,7 +57,7 @@ class TensorIndex(PriorityIndex):
 
     @abc.abstractmethod
     def _store(self, slots: torch.Tensor, mass: torch.Tensor) -> None:
-        """Store good masses (float64[k]) in slots (int64[k]) in [0, capacity]; slot `capacity` drops its row."""
+        """Store valid masses (float64[k]) in slots (int64[k]) in [0, capacity)."""
 
     @abc.abstractmethod
     def _find(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,11 +87,13 @@ class TensorIndex(PriorityIndex):
         except RuntimeError as error:
             if not (isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY_ON_CPU in str(error)):
                 raise
-            raise MemoryError(f"no memory for a priority index of capacity {self.capacity} on {self.device}") from error
+            raise MemoryError(
+                f"no memory for a priority index of capacity {self.capacity} on {self.device}"
+            ) from error
 
 
 def find_device(name: str) -> torch.device:
-    """The device of torch called `name`. Raises ValueError when there is none, or it holds no float64 or no data."""
+    """Return the torch device `name`. Raises ValueError if it is missing or cannot hold float64 data."""
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device)
@@ -104,7 +106,7 @@ def find_device(name: str) -> torch.device:
 
 
 def last_rows(slots: torch.Tensor, mass: torch.Tensor, spare: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows (int64[k], float64[k]) by slot; all but the last row of a slot go to slot `spare`, whose mass is 0.
+    """Return rows (int64[k], float64[k]) sorted by slot; duplicates but the last go to `spare`, with mass 0.
 
     Every row for one slot then has one mass, so that the order of a parallel write does not matter.
     """

@@ -30,7 +30,7 @@ class PriorityIndex(abc.ABC):
     """A mass (float64, finite, >= 0) for each slot in [0, capacity), and draws by prefix sum.
 
     Every method takes a batch of k rows, k = 0 included, and checks all of it first: when it
-    raises, nothing was changed. An update that is interrupted (KeyboardInterrupt) is made, or is not.
+    raises, nothing was changed. An interrupted update (KeyboardInterrupt) is complete or had no effect.
     Arrays are one-dimensional; other integer or float types, read-only and strided arrays are
     converted. Results are new arrays that the caller owns. One index is for one thread at a time.
 
@@ -41,7 +41,7 @@ class PriorityIndex(abc.ABC):
     new one filled with the same masses. They must stay below the largest float64.
 
     Attributes:
-        name: what `make_index` knows the implementation by.
+        name: the implementation's name in `make_index`.
         rule: "proportional", P(i) = mass_i / total; or "rank": `set` takes priorities in place of
             masses, and the mass of the item of rank r (1: the largest priority; of equal ones the
             lower slot comes first) is r^-alpha (Schaul et al. 2016, section 3.3).
@@ -72,7 +72,9 @@ class PriorityIndex(abc.ABC):
         if not 0.0 <= alpha <= MAX_ALPHA:
             raise ValueError(f"alpha must be from 0 to {MAX_ALPHA:g}, got {alpha}")
         if device != "cpu" and not self.on_any_device:
-            raise ValueError(f"the priority index {self.name!r} lives on the cpu, got device {device!r}; {_ON_DEVICES}")
+            raise ValueError(
+                f"the priority index {self.name!r} lives on the cpu, got device {device!r}; {_ON_DEVICES}"
+            )
         self.alpha, self.device = alpha, device
 
     @property
@@ -148,15 +150,15 @@ class PriorityIndex(abc.ABC):
         return self.set_range(0, mass)
 
     def state_dict(self) -> dict:
-        """Return ``mass`` float64[capacity], from which the same index is made again, or another of the same rule."""
+        """Return ``mass`` float64[capacity], which restores this index or another one of the same rule."""
         return {"mass": self.save()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state_dict``. Raises as `load` does, KeyError without a mass."""
+        """Restore ``state_dict``. Raises as `load` does, and KeyError without a mass."""
         self.load(state["mass"])
 
     def describe(self) -> str:
-        """What it is, what runs it and what it takes, in words for a log."""
+        """Return name, backend, slots and memory in one line for a log."""
         return f"{self.name} ({self.backend}), {self.capacity} slots, {self.nbytes / 2**20:.1f} MiB"
 
     @abc.abstractmethod
@@ -214,7 +216,7 @@ def check_range(index: PriorityIndex, first: int, k: int) -> None:
 
 
 def check_draw(index: PriorityIndex, strata: Strata, k: int, out: Drawn | None = None) -> None:
-    """Raise ValueError or TypeError unless `index` can give k draws and `out` can take them; as `draw` says."""
+    """Raise ValueError or TypeError, as `draw` says, unless `index` can draw k slots into `out`."""
     if k < 0:
         raise ValueError(f"the number of draws must be >= 0, got {k}")
     if out is not None:
@@ -233,12 +235,16 @@ def bad_update(index: PriorityIndex, slots: np.ndarray, mass: np.ndarray, row: i
 def bad_mass(index: PriorityIndex, mass: np.ndarray, slot: int, row: int) -> ValueError:
     """The error for the mass in `row`, meant for `slot`, that `index` must refuse."""
     limit = "" if index.leaf_dtype == MASS_DTYPE else f" and <= {np.finfo(index.leaf_dtype).max:.9g}"
-    return ValueError(f"row {row}: mass {mass[row]} for slot {slot} is refused; a mass must be finite and >= 0{limit}")
+    return ValueError(
+        f"row {row}: mass {mass[row]} for slot {slot} is refused; a mass must be finite and >= 0{limit}"
+    )
 
 
 def bad_slot(index: PriorityIndex, slots: np.ndarray, row: int) -> ValueError:
     """The error for `row` of slots that `index` must refuse."""
-    return ValueError(f"row {row}: slot {slots[row]} is out of range; a slot must be >= 0 and < {index.capacity}")
+    return ValueError(
+        f"row {row}: slot {slots[row]} is out of range; a slot must be >= 0 and < {index.capacity}"
+    )
 
 
 def bad_target(index: PriorityIndex, targets: Sequence[float] | np.ndarray, row: int) -> ValueError:

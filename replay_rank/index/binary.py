@@ -1,8 +1,8 @@
-"""The priority index "binary": two children a node, in C (`native/binary_tree.c`), on a device where built for one.
+"""The priority index "binary": two children a node, in C (`native/binary_tree.c`), also on an accelerator.
 
 An update takes one of three forms: the nodes above each slot, row by row; the nodes above all its slots,
-level by level; or all nodes. A fourth name, "auto", stands for the faster of the last two for k rows. Which
-that is depends on the machine, so it is measured on it, once for each size of tree.
+level by level; or all nodes. "auto" chooses the faster of the last two for k rows. That depends on the
+machine, so the first tree of each size measures it.
 """
 
 import time
@@ -41,8 +41,9 @@ class BinaryTree(NativeIndex):
         self.form = "auto"
 
     def describe(self) -> str:
-        told = ["never" if k == native.NEVER else f"from k = {k}" for k in self.crossovers]
-        return f"{super().describe()}; rebuilding is faster than element by element {told[0]}, than levels {told[1]}"
+        element, levels = ("never" if k == native.NEVER else f"from k = {k}" for k in self.crossovers)
+        faster = f"rebuilding is faster than element by element {element}, than levels {levels}"
+        return f"{super().describe()}; {faster}"
 
     @property
     def form(self) -> str:
@@ -57,7 +58,7 @@ class BinaryTree(NativeIndex):
 
 
 def _crossovers(tree: native.Tree, capacity: int) -> tuple[int, int]:
-    """Return the crossovers of trees of this size, measured on ``tree``, which is empty and stays so, if they never were."""
+    """Return the crossovers of trees of this size; the empty ``tree`` measures them the first time."""
     levels = (capacity - 1).bit_length()
     if levels not in _measured:
         slots = np.random.default_rng(0).integers(0, capacity, max(2**levels // 2, 1))

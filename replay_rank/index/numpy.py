@@ -35,7 +35,9 @@ class NumpyTree(PriorityIndex):
         # An empty leaf is no candidate for the minimum, hence infinity.
         self._min = np.full(2 * self._width, np.inf, MASS_DTYPE)
         self.nbytes = self._sum.nbytes + self._min.nbytes
-        self._torn = False  # whether leaves may have changed and their parents not yet: an update was interrupted
+        self._torn = (
+            False  # whether leaves may have changed and their parents not yet: an update was interrupted
+        )
 
     @property
     def total(self) -> float:
@@ -96,13 +98,13 @@ class NumpyTree(PriorityIndex):
         self._refuse(leaves, allowed & (self._min[leaves] == np.where(mass > 0.0, mass, np.inf)))
 
     def _mend(self) -> None:
-        """Make whole again what an update that was interrupted (Ctrl-C, no memory) has left: all follows from the leaves' masses."""
+        """Repair the nodes after an interrupted update (Ctrl-C, no memory): leaves determine all others."""
         if self._torn:
             self._add_up(np.arange(self._width, 2 * self._width))
             self._torn = False
 
     def _add_up(self, nodes: np.ndarray) -> None:
-        """Bring the minima of leaves (int64[n]), and all nodes above them, up to date with the leaves' masses."""
+        """Recompute the minima of leaves (int64[n]) and all nodes above them from the leaves' masses."""
         self._min[nodes] = np.where(self._sum[nodes] > 0.0, self._sum[nodes], np.inf)
         for _ in range(self._depth):
             nodes = np.unique(nodes // 2)

@@ -10,7 +10,9 @@ class RankedTree(NativeIndex):
     name = "rank"
     rule = "rank"
     kind = native.RANKED
-    bad_part = "block {0} is out of order or not as its slots say, or, after the last block, a count or sum is wrong"
+    bad_part = (
+        "block {0} is out of order or not as its slots say, or, after the last block, a count or sum is wrong"
+    )
     bytes_per_slot = 84.0  # 48 after a load, 40 in practice, and the most with every block a quarter full
 
 

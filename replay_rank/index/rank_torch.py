@@ -1,4 +1,4 @@
-"""The priority index "rank_torch": rank-based draws (Schaul et al. 2016, section 3.3) on any device of torch."""
+"""The priority index "rank_torch": draws by rank (Schaul et al. 2016, section 3.3) on a device of torch."""
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ class TorchRanks(TensorIndex):
         return self._priorities[: self.capacity]
 
     def _sort(self) -> None:
-        """Bring the order up to date; the sort is stable, so that of equal priorities the lower slot is first."""
+        """Sort if needed. The sort is stable, so the lower slot of equal priorities comes first."""
         if not self._sorted:
             self._order = torch.sort(self._leaves(), descending=True, stable=True).indices
             self._sorted = True

@@ -33,7 +33,9 @@ class TorchTree(TensorIndex):
         # An empty leaf is no candidate for the minimum, hence infinity. Level 0 has its minima in `_sum`.
         self._min = [self._zeros((0, 0))] + [self._zeros(shape).fill_(torch.inf) for shape in shapes[1:]]
         self.nbytes = sum(level.nbytes for level in self._sum + self._min)
-        self._torn = False  # whether leaves may have changed and the levels above not yet: an update was interrupted
+        self._torn = (
+            False  # whether leaves may have changed and the levels above not yet: an update was interrupted
+        )
 
     def check(self) -> None:
         self._mend()
@@ -56,7 +58,7 @@ class TorchTree(TensorIndex):
         self._torn = False
 
     def _mend(self) -> None:
-        """Make whole again what an update that was interrupted (Ctrl-C, no memory) has left: all follows from level 0."""
+        """Repair the levels after an interrupted update (Ctrl-C, no memory) from level 0."""
         if self._torn:
             self._add_up(torch.arange(self._sum[0].numel(), device=self._device))
             self._torn = False
@@ -103,11 +105,13 @@ class TorchTree(TensorIndex):
     def _refuse(level: int, good: torch.Tensor) -> None:
         if not good.all():
             row = int((~good).to(torch.uint8).argmax())
-            raise AssertionError(f"entry {row} of level {level} is not the sum and minimum of its row, or no mass")
+            raise AssertionError(
+                f"entry {row} of level {level} is not the sum and minimum of its row, or no mass"
+            )
 
 
 def _fall(rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """On which entry of its row (float64[k, n]) each target falls, int64[k], and what is left of it, float64[k].
+    """Return the entry of its row (float64[k, n]) for each target, int64[k], and the rest of it, float64[k].
 
     It is the first entry above zero whose inclusive prefix sum is above the target. Rounding, and a
     sum made in parallel, can leave no such entry or a negative rest; hence the two limits.
