@@ -144,9 +144,7 @@ def _typed(options: argparse.Namespace, fields: tuple[str, ...]) -> dict[str, An
 
 
 def _add_train(commands: Any) -> None:
-    about = (
-        "Train a preset. Under mpirun (mpirun -n 64 apex train pong) this is one rank, else it starts mpirun."
-    )
+    about = "Train a preset. Under mpirun (mpirun -n 64 apex train pong) this is one rank; else start mpirun."
     train = _add(commands, "train", _train, "train a preset", about, [
         ("preset", {"nargs": "?"}, f"{', '.join(configuration.presets())}, or a .toml file"),
         ("--resume", {"metavar": "RUN"}, f"resume a run ({_RUN}); --set may change it"),
@@ -346,9 +344,7 @@ def _submit(options: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _add_doctor(commands: Any) -> None:
-    about = (
-        "Check whether a preset would run well here. Under mpirun or srun, this checks their world of ranks."
-    )
+    about = "Check whether a preset would run well here. Under mpirun or srun, check their world of ranks."
     _add(commands, "doctor", _doctor, "check this machine or job for faults", about, [
         ("preset", {"nargs": "?"}, "as for train (default: check only the machine)"),
         ("--set", _SETTING, "as for train"),
