@@ -10,7 +10,7 @@ OPTIONS = {
     "surviving lost actors": ("apex/transport/mpi_spawn.py", "learner/supervisor.py", "learner/supervisor.py", "launch/run/replacement.py"),
     "checkpoints and resuming": ("apex/checkpoint.py", "apex/state.py", "learner/checkpointing.py", "replay_rank/persistence.py",
                                  "launch/run/resume.py"),
-    "other priority indexes": ("replay_rank/index/[bnrtw]*.py", "replay_rank/tensor_index.py"),
+    "other priority indexes": ("replay_rank/index/[bnrtw]*.py", "replay_rank/index/_tensor.py"),
     "benchmarks": ("launch/bench/*.py", "native/timing.py"),
     "doctor": ("launch/cli/doctor*.py",),
     "SLURM": ("launch/cli/submit.py",),

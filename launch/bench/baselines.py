@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import pkgutil
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-import replay_rank.index
 from apex.config import ConfigError, nearest
-from replay_rank.index import PriorityIndex, index_class, make_index
+from replay_rank.index import PriorityIndex, index_class, index_names, make_index
 from replay_rank.strata import Strata
 
 REFERENCE = "binary-element"
@@ -300,8 +298,7 @@ def make(name: str, mass: np.ndarray) -> Rival:
 
 
 def _own_names() -> list[str]:
-    names = sorted(module.name for module in pkgutil.iter_modules(replay_rank.index.__path__))
-    return [*_FORMS, *(name for name in names if name != "binary")]
+    return [*_FORMS, *(name for name in index_names() if name != "binary")]
 
 
 def _in_form(name: str, capacity: int) -> PriorityIndex:
@@ -314,7 +311,7 @@ def _in_form(name: str, capacity: int) -> PriorityIndex:
 
 def _timed_in_c(index: PriorityIndex) -> Callable[..., np.ndarray] | None:
     with contextlib.suppress(ImportError):
-        from replay_rank.native_index import NativeIndex
+        from replay_rank.index._native import NativeIndex
 
         if isinstance(index, NativeIndex):
             return index.timed_from_c()

@@ -175,9 +175,14 @@ def make_index(name: str, capacity: int, **options: Any) -> PriorityIndex:
     return index_class(name)(capacity, **options)
 
 
+def index_names() -> list[str]:
+    """Return the names of all implementations here, sorted; a leading underscore makes a module private."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
 def index_class(name: str) -> type[PriorityIndex]:
     """The implementation called `name`. Raises ValueError and ImportError as `make_index` does."""
-    known = [module.name for module in pkgutil.iter_modules(__path__)]
+    known = index_names()
     if name not in known:
         raise ValueError(f"no priority index is called {name!r}; {nearest(name, known)}")
     return importlib.import_module(f"{__name__}.{name}").Index

@@ -13,7 +13,7 @@ import numpy as np
 import native
 from native import accelerator
 from replay_rank.index import MASS_DTYPE
-from replay_rank.native_index import NativeIndex
+from replay_rank.index._native import NativeIndex
 
 _measured: dict[int, tuple[int, int]] = {}  # levels of a tree -> its crossovers on this machine
 _SMALLEST_MEASURED, _MEASUREMENTS = 64, 2

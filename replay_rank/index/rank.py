@@ -1,7 +1,7 @@
 """The priority index "rank": draws by rank in place of mass, in C (`native/ranked_tree.c`)."""
 
 import native
-from replay_rank.native_index import NativeIndex
+from replay_rank.index._native import NativeIndex
 
 
 class RankedTree(NativeIndex):

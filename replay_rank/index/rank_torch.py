@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from replay_rank.tensor_index import TensorIndex, last_rows
+from replay_rank.index._tensor import TensorIndex, last_rows
 
 
 class TorchRanks(TensorIndex):

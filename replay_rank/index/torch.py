@@ -2,7 +2,7 @@
 
 import torch
 
-from replay_rank.tensor_index import TensorIndex, last_rows
+from replay_rank.index._tensor import TensorIndex, last_rows
 
 FAN_OUT = 128
 _PIECE = 1 << 14  # targets that are looked up together: 16 MiB for each [targets, FAN_OUT] in between

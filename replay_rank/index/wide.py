@@ -1,7 +1,7 @@
 """The priority index "wide": fan-out 8, one cache line a node, in C (`native/wide_tree.h`)."""
 
 import native
-from replay_rank.native_index import NativeIndex
+from replay_rank.index._native import NativeIndex
 
 
 class WideTree(NativeIndex):

@@ -3,7 +3,7 @@
 import numpy as np
 
 import native
-from replay_rank.native_index import NativeIndex
+from replay_rank.index._native import NativeIndex
 
 
 class WideTree32(NativeIndex):

@@ -153,7 +153,7 @@ def test_a_circle_is_found_however_long_it_is():
     assert not in_a_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
 
 
-ON_TENSORS = {"replay_rank/tensor_index.py", "replay_rank/index/torch.py", "replay_rank/index/rank_torch.py"}
+ON_TENSORS = {"replay_rank/index/_tensor.py", "replay_rank/index/torch.py", "replay_rank/index/rank_torch.py"}
 
 
 @pytest.mark.parametrize("path", [p for p in sources("replay_rank", "native") if name_of(p) not in ON_TENSORS], ids=name_of)

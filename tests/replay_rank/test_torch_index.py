@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from replay_rank.index import make_index
-from replay_rank.tensor_index import last_rows
+from replay_rank.index._tensor import last_rows
 
 NAMES = ["torch", "rank_torch"]
 both = pytest.mark.parametrize("name", NAMES)
