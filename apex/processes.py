@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,14 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 _LOOK_AGAIN_S = 0.01
 _GONE = "ZX"  # states of processes that have ended
+
+ENVIRONMENT = {
+    # glibc then keeps large blocks instead of returning them page by page after every batch.
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+"""What every rank needs in its environment, whatever starts it; what the user has set wins."""
 
 
 class Facts(NamedTuple):
@@ -130,3 +139,21 @@ def end(process: subprocess.Popen[str], limit_s: float) -> None:
             process.wait(limit_s)
     kill_all(lambda: of_session(process.pid), limit_s)
     process.wait()
+
+
+def python(module: str) -> list[str]:
+    """Return the command that runs a module of ours."""
+    # -P: a file of the user's in this folder must not take the place of a module.
+    return [sys.executable, "-P", "-m", module]
+
+
+def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a command of ours: what it needs, what the user has set, which wins, and where our modules are.
+
+    PATH is as if the virtual environment were activated: Intel's mpirun calls what is beside it by bare names.
+    """
+    root = str(Path(__file__).resolve().parents[1])
+    modules = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    beside, path = str(Path(sys.executable).parent), user.get("PATH", os.defpath)
+    programs = path if beside in path.split(os.pathsep) else os.pathsep.join((beside, path))
+    return {**needed, **user, "PYTHONPATH": modules, "PATH": programs}

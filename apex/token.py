@@ -23,6 +23,12 @@ def read_token(text: str) -> bytes:
     return token
 
 
+def given_token() -> bytes | None:
+    """Return the token in the environment, None without one; raises :class:`ConfigError` as :func:`read_token` does."""
+    given = os.environ.get(variables.TOKEN, "")
+    return read_token(given) if given else None
+
+
 def missing_token() -> ConfigError:
     """Return the refusal of a part of a job that has no token: each part would make one of its own."""
     return ConfigError(f"{variables.TOKEN} is not set; all launchers of a job need the same token; {_MAKES_ONE}")

@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 import native  # noqa: F401  before torch, whose libgomp may lack OpenACC
-from launch.run.mpirun import ENVIRONMENT, find_mpirun
+from launch.run.launchers import ENVIRONMENT, find_mpirun
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))  # also suites that tests of many folders subclass
 from places import HELPERS, ROOT

@@ -16,7 +16,8 @@ OPTIONS = {
     "SLURM": ("launch/cli/submit.py",),
     "playback and plots": ("launch/cli/playback.py", "launch/cli/plot.py"),
     "live view, TensorBoard": ("launch/run/view.py", "apex/tensorboard_log.py"),
-    "memory and environments checked before the start": ("launch/run/memory*.py", "launch/run/preflight.py", "apex/envs/trial.py"),
+    "memory and environments checked before the start": ("apex/memory_limits.py", "launch/run/memory.py", "launch/run/preflight.py",
+                                                         "apex/envs/trial.py"),
 }  # fmt: skip
 
 

@@ -20,13 +20,12 @@ from apex.config import ConfigError, nearest
 from replay_rank.index import PriorityIndex, index_class, index_names, make_index
 from replay_rank.strata import Strata
 
-REFERENCE = "binary-element"
 _FORMS = {"binary-element": "element", "binary-rebuild": "rebuild", "binary": "auto"}
 _ALL_OPS = ("sample", "update", "insert", "step")
 _CHUNK = 1 << 16
 
 
-class Rival:
+class Candidate:
     """A priority structure under test, full of masses.
 
     ``update`` and ``insert`` take what ``prepare`` and ``prepare_insert`` return: the same rows in the
@@ -66,7 +65,7 @@ class Rival:
         self.update(slots, mass)
 
 
-class Own(Rival):
+class Own(Candidate):
     """One of the indexes here, by the calls of its contract."""
 
     index: PriorityIndex
@@ -92,7 +91,7 @@ class Own(Rival):
         return self.index.draw(self._strata, k, self._out)
 
 
-class PythonTree(Rival):
+class PythonTree(Candidate):
     """The field's usual tree in plain Python (as in OpenAI Baselines): two lists, one slot at a time.
 
     Node 1 is the root, the children of n are 2n and 2n + 1. Every add and minimum is written out in the
@@ -148,7 +147,7 @@ def _heap(leaves: np.ndarray, join: np.ufunc) -> list[float]:
     return [0.0, *np.concatenate(levels).tolist()]
 
 
-class _TreeOfArrays(Rival):
+class _TreeOfArrays(Candidate):
     """Stratified draws from a tree that finds a whole array of prefix sums."""
 
     def __init__(self) -> None:
@@ -180,7 +179,7 @@ class TorchrlTree(_TreeOfArrays):
         self._min[slots] = mass
 
 
-class TorchrlSampler(Rival):
+class TorchrlSampler(Candidate):
     """torchrl's ``PrioritizedSampler`` with its defaults, called with tensors; its draws are not stratified."""
 
     name, package, leaf = "torchrl-sampler", "torchrl", "float32"
@@ -217,7 +216,7 @@ class _Filled:
         return self._size
 
 
-class Cpprb(Rival):
+class Cpprb(Candidate):
     """cpprb's ``PrioritizedReplayBuffer`` of one byte a transition, its smallest; its draws come with that byte."""
 
     name = package = "cpprb"
@@ -268,7 +267,7 @@ class Tianshou(_TreeOfArrays):
 
 
 _Other = type[PythonTree | TorchrlTree | TorchrlSampler | Cpprb | Tianshou]
-_OTHERS: dict[str, _Other] = {rival.name: rival for rival in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)}
+_OTHERS: dict[str, _Other] = {candidate.name: candidate for candidate in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)}
 
 
 def load_native() -> None:
@@ -292,8 +291,8 @@ def choose(asked: list[str] | None) -> tuple[list[str], list[str]]:
     return [name for name in dict.fromkeys(asked or known) if name not in missing], list(missing.values())
 
 
-def make(name: str, mass: np.ndarray) -> Rival:
-    """Return the rival called ``name``, filled with mass (float64[n]). Raises ImportError where it cannot be loaded."""
+def make(name: str, mass: np.ndarray) -> Candidate:
+    """Return the candidate called ``name``, filled with mass (float64[n]). Raises ImportError where it cannot be loaded."""
     return _OTHERS[name](mass) if name in _OTHERS else Own(name, mass)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from apex import processes
 from apex.say import say
 from launch.bench.synthetic import used_nbytes
-from launch.run import job
 
 PROCESSES = (1, 2)
 _SECONDS = 0.5
@@ -43,7 +42,7 @@ def rates() -> dict[str, dict[str, float]]:
 def _together(count: int) -> list[dict]:
     start = time.time() + _STARTS_S
     command = [sys.executable, "-m", "launch.bench.copy_rate", str(start)]
-    copying = [processes.start(command, job.environment_for({}), subprocess.PIPE) for _ in range(count)]
+    copying = [processes.start(command, processes.environment_for({}), subprocess.PIPE) for _ in range(count)]
     try:
         return [json.loads(process.communicate(timeout=_TIMEOUT_S)[0]) for process in copying]
     finally:

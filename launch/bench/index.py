@@ -1,6 +1,6 @@
-"""``apex bench index``: what each priority index and its rivals cost a call, side by side on one core.
+"""``apex bench index``: what each priority index and its candidates cost a call, side by side on one core.
 
-The rivals take turns inside each repetition, so that a noisy machine hits all of them alike, and a ratio
+The candidates take turns inside each repetition, so that a noisy machine hits all of them alike, and a ratio
 is the median over repetitions of the ratio inside one. Every call gets other slots and other masses. A
 cold call comes after a copy of as many bytes as a batch of frames has, which is what a replay rank does
 between two calls of its index.
@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from apex import output_file
 from apex.config import ConfigError
-from launch.bench import baselines, output_file
+from launch.bench import baselines
 from launch.bench import report as bench_report
-from launch.bench.baselines import REFERENCE, Rival
-from launch.bench.report import Cell
+from launch.bench.baselines import Candidate
+from launch.bench.report import REFERENCE, Cell
 
 LEAVES, LEAST_LEAVES, MOST_LEAVES = 1 << 21, 50, 1 << 24
 SAMPLE, INSERT, INSERTS_A_STEP = 512, 50, 10
@@ -62,9 +63,11 @@ def run(
     png_out = output_file.asked_for("--png", png_path, output_file.PICTURE)
     budget_s = budget_s or (QUICK_S if quick else FULL_S)
     with _one_core(core), _one_thread():
-        rivals, failed = _fill(names, leaves, must=indexes is not None)
-        rows = Bench(rivals, leaves, _QUICK_REPETITIONS if quick else _FULL_REPETITIONS).measure(start + budget_s, bench_report.progress())
-    machine = bench_report.machine(rivals, core) | {"leaves": leaves, "seconds": budget_s, "left_out": left_out + failed}
+        candidates, failed = _fill(names, leaves, must=indexes is not None)
+        bench = Bench(candidates, leaves, _QUICK_REPETITIONS if quick else _FULL_REPETITIONS)
+        rows = bench.measure(start + budget_s, bench_report.progress())
+    indexes_here = {candidate.name: candidate.index for candidate in candidates if candidate.index is not None}
+    machine = bench_report.machine(indexes_here, core) | {"leaves": leaves, "seconds": budget_s, "left_out": left_out + failed}
     bench_report.show(machine, rows)
     if json_out is not None:
         bench_report.write_json(json_out, machine, rows)
@@ -125,18 +128,18 @@ def masses(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray
     return (rng.random(shape) + 0.01) ** 0.6
 
 
-def _fill(names: list[str], leaves: int, must: bool) -> tuple[list[Rival], list[str]]:
-    """Return the rivals, full, and in words those that cannot be loaded; raises ConfigError for these if they ``must``."""
-    mass, rivals, failed = masses(np.random.default_rng(1), leaves), [], []
+def _fill(names: list[str], leaves: int, must: bool) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates, full, and in words those that cannot be loaded; raises ConfigError for these if they ``must``."""
+    mass, candidates, failed = masses(np.random.default_rng(1), leaves), [], []
     for name in names:
         try:
-            rivals.append(baselines.make(name, mass))
+            candidates.append(baselines.make(name, mass))
         except (ImportError, MemoryError) as error:
             reason = str(error).partition("\n")[0]
             if must:
                 raise ConfigError(f"--indexes: {name}: {reason}") from None
             failed.append(f"{name}: {reason}")
-    return rivals, failed
+    return candidates, failed
 
 
 class Inputs:
@@ -176,11 +179,11 @@ Progress = Callable[[list[Cell]], AbstractContextManager[Iterator[Cell]]]
 
 
 class Bench:
-    """Rivals taking turns at every cell."""
+    """Candidates taking turns at every cell."""
 
-    def __init__(self, rivals: list[Rival], leaves: int, repetitions: int):
-        self.rivals, self.inputs, self._repetitions = rivals, Inputs(leaves), repetitions
-        self._calls = dict.fromkeys((rival.name for rival in rivals), 0)
+    def __init__(self, candidates: list[Candidate], leaves: int, repetitions: int):
+        self.candidates, self.inputs, self._repetitions = candidates, Inputs(leaves), repetitions
+        self._calls = dict.fromkeys((candidate.name for candidate in candidates), 0)
         self._frames = np.ones(COLD_BYTES, np.uint8), np.zeros(COLD_BYTES, np.uint8)
 
     def measure(self, deadline: float, progress: Progress) -> list[dict]:
@@ -197,55 +200,56 @@ class Bench:
                 rows += self._rows(cell, (deadline - time.perf_counter()) / (to_come - len(rows)))
         return rows
 
-    def _players(self, cell: Cell) -> list[Rival]:
-        able = [rival for rival in self.rivals if cell.op in rival.ops]
-        return able if cell.caller == "python" else [rival for rival in able if rival.time_calls is not None]
+    def _players(self, cell: Cell) -> list[Candidate]:
+        able = [candidate for candidate in self.candidates if cell.op in candidate.ops]
+        return able if cell.caller == "python" else [candidate for candidate in able if candidate.time_calls is not None]
 
     def _rows(self, cell: Cell, share_s: float) -> list[dict]:
         players = self._players(cell)
-        plans = {rival.name: plan(share_s, self._cost_s(rival, cell), self._repetitions, cell.cache == "hot") for rival in players}
-        turns: dict[str, list[np.ndarray]] = {rival.name: [] for rival in players}
+        is_hot = cell.cache == "hot"
+        plans = {player.name: plan(share_s, self._cost_s(player, cell), self._repetitions, is_hot) for player in players}
+        turns: dict[str, list[np.ndarray]] = {candidate.name: [] for candidate in players}
         for repetition in range(self._repetitions):
             shift = repetition % len(players)
-            for rival in players[shift:] + players[:shift]:
-                repetitions, calls, warm = plans[rival.name]
+            for candidate in players[shift:] + players[:shift]:
+                repetitions, calls, warm = plans[candidate.name]
                 if repetition < repetitions:
-                    turns[rival.name].append(self._turn(rival, cell, calls, warm))
-        return [_row(rival, cell, turns[rival.name], turns.get(REFERENCE)) for rival in players]
+                    turns[candidate.name].append(self._turn(candidate, cell, calls, warm))
+        return [_row(candidate, cell, turns[candidate.name], turns.get(REFERENCE)) for candidate in players]
 
-    def _cost_s(self, rival: Rival, cell: Cell) -> float:
+    def _cost_s(self, candidate: Candidate, cell: Cell) -> float:
         """Return the seconds that one call and what precedes it take, from one or two that are not kept."""
         for _ in range(2):  # the first may compile or bind something
             start = time.perf_counter()
-            self._turn(rival, cell, 1, warm=0)
+            self._turn(candidate, cell, 1, warm=0)
             cost = time.perf_counter() - start
             if cost > _SLOW_S:
                 break
         return cost
 
-    def _turn(self, rival: Rival, cell: Cell, calls: int, warm: int) -> np.ndarray:
+    def _turn(self, candidate: Candidate, cell: Cell, calls: int, warm: int) -> np.ndarray:
         """Return the µs (float64[calls]) of calls in a row, after ``warm`` more that bring back code and upper levels."""
-        first, calls = self._calls[rival.name], calls + warm
-        self._calls[rival.name] += calls
+        first, calls = self._calls[candidate.name], calls + warm
+        self._calls[candidate.name] += calls
         if cell.caller == "c":
             cold_bytes = COLD_BYTES if cell.cache == "cold" else 0
             rows = self.inputs.rows(cell.k, first, calls)
-            assert rival.time_calls is not None, "only these play such a cell"
-            return rival.time_calls(cell.op, cell.k, calls, cold_bytes, *rows, first)[warm:]
-        arguments = [self._arguments(rival, cell, first + n) for n in range(calls)]
+            assert candidate.time_calls is not None, "only these play such a cell"
+            return candidate.time_calls(cell.op, cell.k, calls, cold_bytes, *rows, first)[warm:]
+        arguments = [self._arguments(candidate, cell, first + n) for n in range(calls)]
         before = functools.partial(np.copyto, *self._frames) if cell.cache == "cold" else _nothing
-        return np.array(timed(_call(rival, cell.op), arguments, before)[warm:]) / 1e3
+        return np.array(timed(_call(candidate, cell.op), arguments, before)[warm:]) / 1e3
 
-    def _arguments(self, rival: Rival, cell: Cell, n: int) -> tuple:
-        """Return the arguments of the n-th call, as the rival takes them."""
+    def _arguments(self, candidate: Candidate, cell: Cell, n: int) -> tuple:
+        """Return the arguments of the n-th call, as the candidate takes them."""
         if cell.op == "sample":
             return (cell.k,)
         if cell.op == "insert":
-            return rival.prepare_insert(*self.inputs.insert(n))
-        update = rival.prepare(*self.inputs.update(cell.k, n))
+            return candidate.prepare_insert(*self.inputs.insert(n))
+        update = candidate.prepare(*self.inputs.update(cell.k, n))
         if cell.op == "update":
             return update
-        return update, [rival.prepare_insert(*self.inputs.insert(n * INSERTS_A_STEP + row)) for row in range(INSERTS_A_STEP)]
+        return update, [candidate.prepare_insert(*self.inputs.insert(n * INSERTS_A_STEP + row)) for row in range(INSERTS_A_STEP)]
 
 
 def plan(share_s: float, cost_s: float, most_repetitions: int, hot: bool) -> tuple[int, int, int]:
@@ -277,21 +281,21 @@ def _nothing() -> None:
     pass
 
 
-def _call(rival: Rival, op: str) -> Callable[..., object]:
-    return functools.partial(_step, rival) if op == "step" else getattr(rival, op)
+def _call(candidate: Candidate, op: str) -> Callable[..., object]:
+    return functools.partial(_step, candidate) if op == "step" else getattr(candidate, op)
 
 
-def _step(rival: Rival, update: tuple, inserts: list[tuple]) -> None:
+def _step(candidate: Candidate, update: tuple, inserts: list[tuple]) -> None:
     """What one learner step asks of a replay rank's index."""
-    rival.sample(SAMPLE)
-    rival.update(*update)
+    candidate.sample(SAMPLE)
+    candidate.update(*update)
     for arguments in inserts:
-        rival.insert(*arguments)
+        candidate.insert(*arguments)
 
 
-def _row(rival: Rival, cell: Cell, turns: list[np.ndarray], reference: list[np.ndarray] | None) -> dict:
+def _row(candidate: Candidate, cell: Cell, turns: list[np.ndarray], reference: list[np.ndarray] | None) -> dict:
     q1, median, q3 = np.percentile(np.concatenate(turns), [25, 50, 75])
-    row = {"index": rival.name, "leaf": rival.leaf, "op": cell.op, "k": cell.k, "cache": cell.cache, "caller": cell.caller}
+    row = {"index": candidate.name, "leaf": candidate.leaf, "op": cell.op, "k": cell.k, "cache": cell.cache, "caller": cell.caller}
     row |= {"median_us": float(median), "q1_us": float(q1), "q3_us": float(q3), "ratio_to_binary": None}
     if reference is not None:
         paired = [np.median(theirs) / np.median(ours) for theirs, ours in zip(reference, turns)]

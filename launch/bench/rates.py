@@ -13,14 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from apex import processes
+from apex import leftovers, output_file, processes
 from apex import topology as topologies
 from apex.config import ConfigError
 from apex.say import say
-from launch.bench import output_file, synthetic
+from launch.bench import synthetic
 from launch.bench.report import machine, write_json
 from launch.bench.transports_run import Failed, Job, command, read_ranks, summarise
-from launch.run import leftovers
 
 PAPER_TRANSITIONS_PER_S, PAPER_BATCHES_PER_S = 12_500.0, 19.0
 """Horgan et al. 2018, section 4.1: 360 actors send 12.5 K transitions/s; the learner trains on 19 batches of 512 a second."""
@@ -56,7 +55,7 @@ def run(options: Options, json_path: Path | None) -> int:
         row = measure(options)
     except Failed as failed:
         raise ConfigError(f"apex bench rates: {failed}") from None
-    about = machine([], None)
+    about = machine({}, None)
     _show(about, options, row)
     if out is not None:
         write_json(out, about, [row])

@@ -9,20 +9,22 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.bench.baselines import REFERENCE, Rival
-from launch.bench.output_file import OutputFile
+from apex.output_file import OutputFile
+from replay_rank.index import PriorityIndex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
     from rich.table import Table
 
+REFERENCE = "binary-element"
+"""The candidate that all others are compared with: the plain binary tree in C, a walk to the root for each row."""
 _SEED_COLUMNS = {
     "python": "pure Python µs",
     REFERENCE: "C per element µs",
@@ -46,7 +48,7 @@ class Cell:
     caller: str
 
 
-def machine(rivals: list[Rival], core: int | None) -> dict:
+def machine(indexes: Mapping[str, PriorityIndex], core: int | None) -> dict:
     """Return what the numbers depend on: processor, system, compiler and versions, each None where it cannot be read."""
     return {
         "cpu": _first_match(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)") or platform.processor() or platform.machine(),
@@ -58,8 +60,8 @@ def machine(rivals: list[Rival], core: int | None) -> dict:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "compiler": _first_match(_LIBRARY, r"((?:GCC: |clang version )[^\0\n]+)"),
-        "backends": {rival.name: rival.index.backend for rival in rivals if rival.index is not None},
-        "bytes_per_leaf": {rival.name: rival.index.nbytes / rival.index.capacity for rival in rivals if rival.index is not None},
+        "backends": {name: index.backend for name, index in indexes.items()},
+        "bytes_per_leaf": {name: index.nbytes / index.capacity for name, index in indexes.items()},
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
     }
 

@@ -6,6 +6,7 @@ that adds them up sees any damage.
 
 from __future__ import annotations
 
+import resource
 import struct
 import time
 from collections import deque
@@ -20,9 +21,15 @@ from apex.ports import ActorPort, IntakeEvent, LearnerPort, Port, ReplayPort
 from apex.role import Role
 from apex.schema import EnvSpec, Layout, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
-from launch.bench.usage import Usage
 from replay_rank.service import Event, ReplayService
 
+METRICS = (
+    "transitions_per_s", "mb_per_s", "batches_per_s", "sample_ms_p50", "sample_ms_p99",
+    "learner_wait_pct", "cpu_s_per_million", "peak_mb", "lost",
+)  # fmt: skip
+"""What is measured of each transport."""
+Moment = tuple[float, float, int]
+SETTLED_S = 1.0  # from the first step on; what follows is given by itself
 SPEC = EnvSpec((84, 84), "uint8", 4, 6)
 WARM_UP_S = 0.5  # not measured, after the first batch
 _AFTER_S = 0.25  # from the end of the window on a replay rank to the learner's word to stop
@@ -54,6 +61,48 @@ def used_nbytes() -> int:
 
 def _frames_used(config: Config) -> int:
     return config.actor.intake_batch + config.algorithm.n_step + SPEC.stack - 1
+
+
+class Usage:
+    """Seconds, CPU seconds and steps from a role's first step to the end of the run."""
+
+    def __init__(self) -> None:
+        self._start: Moment | None = None
+        self._settled: Moment | None = None
+        self._end: Moment | None = None
+        self._settles_at, self._steps = float("inf"), 0
+
+    def begin(self) -> None:
+        """Mark a step."""
+        self._steps += 1
+        if self._start is None:
+            self._start = self._now()
+            self._settles_at = self._start[0] + SETTLED_S
+        elif time.perf_counter() >= self._settles_at:
+            self._settled, self._settles_at = self._now(), float("inf")
+
+    def end(self) -> None:
+        """Mark the end of the run."""
+        if self._end is None:
+            self._end = self._now()
+
+    def summary(self) -> dict:
+        """Return ``seconds``, ``cpu_s`` (user and system) and ``peak_mb`` (resident, of the whole life of the process).
+
+        ``settled`` holds ``seconds``, ``cpu_s`` and ``steps`` without the first ``SETTLED_S``; None where the run was shorter.
+        """
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        settled = None if self._settled is None else self._since(self._settled)
+        whole = self._since(self._start or self._now())
+        return {"seconds": whole["seconds"], "cpu_s": whole["cpu_s"], "peak_mb": peak_mb, "settled": settled}
+
+    def _since(self, start: tuple) -> dict:
+        differences = (round(after - before, 4) for before, after in zip(start, self._end or self._now()))
+        return dict(zip(("seconds", "cpu_s", "steps"), differences))
+
+    def _now(self) -> tuple[float, float, int]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return time.perf_counter(), used.ru_utime + used.ru_stime, self._steps
 
 
 class Measured(Role):

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apex import config as configuration
-from apex import processes, variables
+from apex import leftovers, output_file, processes, variables
 from apex import topology as topologies
 from apex.config import ConfigError
 from apex.run_folder import RunFolder
 from apex.say import say
 from apex.topology import Topology
-from launch.bench import output_file
-from launch.run import job, leftovers, world
+from launch.run import world
 
 _STARTS_S, _ENDS_S = 180.0, 30.0
 _FIRST_STEPS = 3
@@ -56,7 +55,7 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
         topology = topologies.make(config)
         first, last, row = _measure(preset, settings, topology, directory, seconds)
     rows = [_summary(preset, config.run.transport, actors, first, last, row)]
-    about = machine([], None)
+    about = machine({}, None)
     _show(about, rows)
     if out is not None:
         write_json(out, about, rows)
@@ -65,8 +64,8 @@ def run(preset: str, actors: int, seconds: float, overrides: list[str], json_pat
 
 def _measure(preset: str, settings: list[str], topology: Topology, directory: Path, seconds: float) -> tuple[Moment, Moment, dict]:
     """Return the moments at the ends of the window, and the last row of the log."""
-    command = [*job.python("launch.cli.main"), "train", preset, *(part for s in settings for part in ("--set", s))]
-    process = processes.start(command, job.environment_for({}), subprocess.DEVNULL, subprocess.PIPE)
+    command = [*processes.python("launch.cli.main"), "train", preset, *(part for s in settings for part in ("--set", s))]
+    process = processes.start(command, processes.environment_for({}), subprocess.DEVNULL, subprocess.PIPE)
     try:
         row, folder = _wait_for(process, directory, lambda row: row["learner_steps"] >= _FIRST_STEPS, _STARTS_S)
         first = _moment(row, topology, folder)

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from apex import config as configuration
+from apex import output_file
 from apex.config import ConfigError, nearest
-from launch.bench import copy_rate, output_file, transports_report, transports_run
+from launch.bench import copy_rate, transports_report, transports_run
 from launch.bench.transports_run import Case
 from launch.run import world
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from apex import processes
+from apex.output_file import OutputFile
 from launch.bench import report as bench_report
-from launch.bench.output_file import OutputFile
-from launch.bench.transports_run import METRICS
-from launch.run import job
-from launch.run.mpirun import find_mpirun
+from launch.bench.synthetic import METRICS
+from launch.run.launchers import find_mpirun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,14 +54,15 @@ def machine() -> dict:
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    found = bench_report.machine([], None)
+    found = bench_report.machine({}, None)
     kept = {name: found[name] for name in ("cpu", "cores", "caches", "huge_pages", "load", "kernel", "python", "compiler")}
     return kept | {"versions": versions, "mpirun": _mpirun_version()}
 
 
 def _mpirun_version() -> str | None:
     try:
-        told = subprocess.run([find_mpirun(), "--version"], env=job.environment_for({}), capture_output=True, text=True, timeout=20).stdout
+        command = [find_mpirun(), "--version"]
+        told = subprocess.run(command, env=processes.environment_for({}), capture_output=True, text=True, timeout=20).stdout
     except Exception:  # no MPI, or one that does not answer
         return None
     return told.partition("\n")[0] or None

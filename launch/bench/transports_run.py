@@ -16,19 +16,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex import envs, processes, variables
+from apex import envs, leftovers, processes, variables
 from apex import topology as topologies
 from apex.config import Config, ConfigError, load
 from apex.run_folder import RunFolder
 from apex.schema import intake_layout, intake_nbytes
 from apex.topology import ACTOR, LEARNER, REPLAY
 from launch.bench import synthetic
-from launch.run import job, leftovers, mpirun, spawn
+from launch.run import launchers
 
-METRICS = (
-    "transitions_per_s", "mb_per_s", "batches_per_s", "sample_ms_p50", "sample_ms_p99",
-    "learner_wait_pct", "cpu_s_per_million", "peak_mb", "lost",
-)  # fmt: skip
 _STARTING_S = 40.0  # for the ranks to start and to end, on a busy machine
 _PRESET_STARTING_S = 90.0
 _LOOK_S = 0.25
@@ -56,7 +52,7 @@ class Failed(RuntimeError):
 def measure(case: Case, seconds: float, preset: str, limit_s: float = math.inf) -> dict:
     """Return the row of a run: every metric a number or None, and ``error`` where it failed or took longer than the limit."""
     row = {"transport": case.transport, "actors": case.actors, "regime": case.regime, "workload": case.workload}
-    row |= dict.fromkeys(METRICS) | {"repetition": case.repetition}
+    row |= dict.fromkeys(synthetic.METRICS) | {"repetition": case.repetition}
     try:
         with _load_generators((os.cpu_count() or 1) if case.regime == "busy" else 0), leftovers.folder("apex-compare-") as folder:
             if case.workload == "preset":
@@ -71,8 +67,8 @@ def measure(case: Case, seconds: float, preset: str, limit_s: float = math.inf) 
 
 def command(transport: str, ranks: int, module: str, arguments: list[str]) -> list[str]:
     """Return the command that starts ``python -m module arguments`` as so many ranks of a transport's world."""
-    launcher = mpirun.launcher if transport.startswith("mpi") else spawn.launcher
-    return [*launcher(ranks), *job.python(module), *arguments]
+    launcher = launchers.mpi if transport.startswith("mpi") else launchers.zmq
+    return [*launcher(ranks), *processes.python(module), *arguments]
 
 
 # --- synthetic roles --------------------------------------------------------------------------------
@@ -132,7 +128,7 @@ def _preset(case: Case, seconds: float, preset: str, folder: Path, limit_s: floa
     overrides = preset_overrides(preset, case, folder)
     config = load(preset, overrides)
     arguments = ["train", preset, *(part for text in overrides for part in ("--set", text))]
-    with Job([*job.python("launch.cli.main"), *arguments], folder) as running:
+    with Job([*processes.python("launch.cli.main"), *arguments], folder) as running:
         use, start = _Use(running), time.monotonic()
         deadline = start + min(_PRESET_STARTING_S + seconds, limit_s)
         _watch(running, use, lambda: any(row["learner_steps"] for row in _rows(folder)), deadline)
@@ -234,7 +230,7 @@ class Job:
         self._own = {_MARK: self._mark, "TMPDIR": str(folder)}  # what launchers leave goes with the folder
 
     def __enter__(self) -> Job:
-        shared = self._resources.enter_context(mpirun.segments())
+        shared = self._resources.enter_context(launchers.segments())
         with open(self._output, "wb") as output:
             environment = shared | _environment() | self._own
             self.process = processes.start(self._arguments, environment, output, subprocess.STDOUT)
@@ -281,7 +277,7 @@ class Job:
 def _environment() -> dict[str, str]:
     """Return the environment of the ranks; what the user has set stays."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
-    return job.environment_for(mpirun.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, inherited)
+    return processes.environment_for(launchers.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, inherited)
 
 
 @contextlib.contextmanager

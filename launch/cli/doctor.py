@@ -12,18 +12,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from apex import processes, variables
+from apex import leftovers, output_file, processes, variables
 from apex import topology as topologies
 from apex.config import Config, ConfigError
+from apex.output_file import OutputFile
 from apex.say import say
 from apex.topology import LEARNER_RANK, Topology
 from apex.transport.shared_memory import make_page, neighbours
-from launch.bench import output_file
-from launch.bench.output_file import OutputFile
 from launch.cli import doctor_facts
-from launch.cli.doctor_checks import OK, WARNING, WRONG, Finding, findings
-from launch.cli.doctor_facts import Facts
-from launch.run import job, leftovers, memory, mpirun, preflight, spawn, world
+from launch.cli.doctor_checks import OK, WARNING, WRONG, Facts, Finding, findings
+from launch.run import launchers, memory, preflight, world
 
 T = TypeVar("T")
 _MAX_SAMPLE = 8  # ranks
@@ -156,14 +154,14 @@ def _start(config: Config | None, ranks: int, added: dict[str, str], arguments: 
     """Run this command as the ranks of a world, silently; return what went wrong if they leave no report."""
     over_zmq = config is not None and config.run.transport == "zmq"
     try:
-        launcher = (spawn if over_zmq else mpirun).launcher(ranks)
+        launcher = (launchers.zmq if over_zmq else launchers.mpi)(ranks)
     except ConfigError as error:  # no mpirun
         return str(error)
-    environment = job.ENVIRONMENT if over_zmq else mpirun.ENVIRONMENT
+    environment = processes.ENVIRONMENT if over_zmq else launchers.ENVIRONMENT
     nothing: AbstractContextManager[dict[str, str]] = contextlib.nullcontext({})
-    with nothing if over_zmq else mpirun.segments() as segments:
-        command = [*launcher, *job.python("launch.cli.main"), *arguments]
-        output, status = _output(command, job.environment_for(environment | segments) | added)
+    with nothing if over_zmq else launchers.segments() as segments:
+        command = [*launcher, *processes.python("launch.cli.main"), *arguments]
+        output, status = _output(command, processes.environment_for(environment | segments) | added)
     if status is None:
         return f"{launcher[0]} -n {ranks} did not start {ranks} ranks within {_START_TIMEOUT_S:g} s"
     last = [line for line in output.splitlines() if line.strip(" -")][-1:] or ["it printed nothing"]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from apex import envs, look
 from apex import topology as topologies
-from apex.config import ConfigError, EnvConfig
-from launch.cli.doctor_facts import SHM, Facts
+from apex.config import Config, ConfigError, EnvConfig
+from apex.schema import EnvSpec
+from apex.topology import Topology
+from launch.run.launchers import SHARED_MEMORY
 from launch.run.world import threads
+from launch.run.world import transport as transport_here
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 # Open MPI 5.0 makes a file of 16 MiB for each rank and needs as much free space; MPICH needs less.
@@ -25,6 +29,52 @@ _NO_WORLD_FIXES = (
     ("srun", "name the PMI of your MPI: --mpi=pmix or --mpi=pmi2 (srun --mpi=list prints the choices)"),
     ("", "use the mpirun of mpi4py's library, or unset the variables of a job (env | grep -E 'OMPI|PMI')"),
 )
+
+
+@dataclass
+class Facts:
+    """Everything the checks use.
+
+    Attributes:
+        num_ranks: ranks that the launcher has started.
+        ranks: facts of each rank (see :func:`of_rank`), in order; if they form no world, only of this one.
+        config, topology, spec: the run to check; None without a preset.
+        no_world: why the ranks form no world, or "".
+        refusal, memory_refusal: why `apex train` would refuse the run, or "".
+    """
+
+    num_ranks: int
+    launcher: str
+    ranks: list[dict]
+    mpirun_version: str = ""
+    config: Config | None = None
+    topology: Topology | None = None
+    no_world: str = ""
+    spec: EnvSpec | None = None
+    refusal: str = ""
+    memory_refusal: str = ""
+    gpus: list[str] = field(default_factory=list)
+
+    @property
+    def transport(self) -> str:
+        """The transport of the ranks: mpi, zmq or local."""
+        return transport_here() if self.config is None else self.config.run.transport
+
+    def hosts(self) -> dict[str, list[dict]]:
+        """Return host -> facts of its ranks."""
+        found: dict[str, list[dict]] = {}
+        for rank in self.ranks:
+            found.setdefault(rank["host"], []).append(rank)
+        return found
+
+    def ranks_on(self, host: str) -> int:
+        """Return the number of ranks of the run on a host; a sample stands for all ranks of the run."""
+        return self.topology.size if self.topology is not None and self.is_sample else len(self.hosts()[host])
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether the world has fewer ranks than the run."""
+        return self.topology is not None and self.topology.size > self.num_ranks
 
 
 class Finding(NamedTuple):
@@ -166,7 +216,7 @@ def _listed(cores: list[int]) -> str:
 def shared_memory(facts: Facts) -> Iterator[Finding]:
     """MPI's files fit into /dev/shm: a rank that finds it full is killed."""
     if facts.transport != "mpi":
-        yield Finding(OK, SHM, f"not used by {facts.transport}")
+        yield Finding(OK, str(SHARED_MEMORY), f"not used by {facts.transport}")
         return
     for host, ranks in sorted(facts.hosts().items()):
         # The world that checks has already taken its share.
@@ -174,11 +224,11 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
         needed = count * SHM_BYTES_PER_RANK
         text = f"{host}: {free / 2**20:.0f} MiB free, {count} ranks need about {needed / 2**20:.0f}"
         if free < needed:
-            larger = f"docker --shm-size, or mount -o remount,size=1G {SHM}"
+            larger = f"docker --shm-size, or mount -o remount,size=1G {SHARED_MEMORY}"
             fix = f"enlarge it ({larger}), or set OMPI_MCA_btl_sm_backing_directory=/tmp"
-            yield Finding(WRONG, SHM, text, fix)
+            yield Finding(WRONG, str(SHARED_MEMORY), text, fix)
         else:
-            yield Finding(OK, SHM, text)
+            yield Finding(OK, str(SHARED_MEMORY), text)
 
 
 def memory(facts: Facts) -> Iterator[Finding]:

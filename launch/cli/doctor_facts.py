@@ -7,68 +7,18 @@ import re
 import shutil
 import socket
 import subprocess
-from dataclasses import dataclass, field
 
-from apex import variables
-from apex.config import Config
-from apex.schema import EnvSpec
-from apex.topology import Topology
-from launch.run import job, mpirun, world
-from launch.run.memory_limits import available_bytes
+from apex import processes, variables
+from apex.memory_limits import available_bytes
+from launch.run import launchers
+from launch.run.launchers import SHARED_MEMORY
 
-SHM = "/dev/shm"
 _LAUNCHERS = (
     (variables.RANK, "launch.run.spawn"),
     ("OMPI_COMM_WORLD_RANK", "mpirun of Open MPI"),
     ("PMI_RANK", "mpirun of MPICH"),
     ("PMIX_RANK", "srun --mpi=pmix"),
 )
-
-
-@dataclass
-class Facts:
-    """Everything the checks use.
-
-    Attributes:
-        num_ranks: ranks that the launcher has started.
-        ranks: facts of each rank (see :func:`of_rank`), in order; if they form no world, only of this one.
-        config, topology, spec: the run to check; None without a preset.
-        no_world: why the ranks form no world, or "".
-        refusal, memory_refusal: why `apex train` would refuse the run, or "".
-    """
-
-    num_ranks: int
-    launcher: str
-    ranks: list[dict]
-    mpirun_version: str = ""
-    config: Config | None = None
-    topology: Topology | None = None
-    no_world: str = ""
-    spec: EnvSpec | None = None
-    refusal: str = ""
-    memory_refusal: str = ""
-    gpus: list[str] = field(default_factory=list)
-
-    @property
-    def transport(self) -> str:
-        """The transport of the ranks: mpi, zmq or local."""
-        return world.transport() if self.config is None else self.config.run.transport
-
-    def hosts(self) -> dict[str, list[dict]]:
-        """Return host -> facts of its ranks."""
-        found: dict[str, list[dict]] = {}
-        for rank in self.ranks:
-            found.setdefault(rank["host"], []).append(rank)
-        return found
-
-    def ranks_on(self, host: str) -> int:
-        """Return the number of ranks of the run on a host; a sample stands for all ranks of the run."""
-        return self.topology.size if self.topology is not None and self.is_sample else len(self.hosts()[host])
-
-    @property
-    def is_sample(self) -> bool:
-        """Whether the world has fewer ranks than the run."""
-        return self.topology is not None and self.topology.size > self.num_ranks
 
 
 def of_rank(rank: int) -> dict:
@@ -79,7 +29,7 @@ def of_rank(rank: int) -> dict:
         "cores": sorted(os.sched_getaffinity(0)),
         "host_cores": os.cpu_count() or 1,
         "slots": _number("OMPI_UNIVERSE_SIZE"),
-        "shm_free": shutil.disk_usage(SHM).free if os.path.isdir(SHM) else 0,
+        "shm_free": shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         "memory_free": available_bytes(),
         **_native(),
     }
@@ -95,7 +45,7 @@ def launcher() -> str:
 def mpirun_version() -> str:
     """Return the MPI and version of the mpirun that `apex train` would use, or "" if there is none."""
     try:
-        command, environment = [mpirun.find_mpirun(), "--version"], job.environment_for({})
+        command, environment = [launchers.find_mpirun(), "--version"], processes.environment_for({})
         output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30).stdout
     except (ValueError, OSError, subprocess.TimeoutExpired):  # ValueError: find_mpirun finds none
         return ""

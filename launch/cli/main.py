@@ -218,8 +218,8 @@ def _play(options: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _plot(options: argparse.Namespace, arguments: list[str]) -> int:
+    from apex import output_file
     from apex.run_folder import resolve
-    from launch.bench import output_file
     from launch.cli.plot import learning_curve
 
     out = output_file.OutputFile("--out", options.out, output_file.PICTURE)

@@ -14,9 +14,9 @@ from apex import config as configuration
 from apex.config import Config, ConfigError
 from apex.envs import GuardedEnvs, VectorEnv, env_spec, make_envs
 from apex.envs.guard import refusing
+from apex.output_file import FILM, OutputFile
 from apex.run_folder import RunFolder, resolve
 from apex.say import say, warn
-from launch.bench.output_file import FILM, OutputFile
 
 CHECKPOINTS = ("best", "latest")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from apex import look
 from apex.config import ConfigError
+from apex.output_file import OutputFile
 from apex.run_folder import RunFolder
-from launch.bench.output_file import OutputFile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from apex import run_lock, variables
+from apex import processes, run_lock, variables
 from apex import topology as topologies
 from apex.config import Config, ConfigError
 from apex.run_folder import RunFolder
@@ -57,18 +57,18 @@ def _train_rank(
 def _train_under_launcher(
     config: Config, topology: Topology, preset: str, arguments: list[str], resumed: RunFolder | None
 ) -> int:
-    from launch.run import job, memory, mpirun, preflight, spawn
+    from launch.run import job, launchers, memory, preflight
     from launch.run.rank import begin
     from launch.run.resume import open_and_announce
 
     over_mpi = config.run.transport == "mpi"
     if config.run.fault_tolerance == "nobody":
-        launcher = (mpirun if over_mpi else spawn).launcher(topology.size)
+        launcher = (launchers.mpi if over_mpi else launchers.zmq)(topology.size)
     elif over_mpi:
-        launcher = mpirun.launcher(topology.size, tolerant=True)
+        launcher = launchers.mpi(topology.size, tolerant=True)
     else:
         # One more than the learner allows: the learner then reports the limit.
-        launcher = spawn.launcher(topology.size, topology.evaluator_rank, config.run.max_replacements + 1)
+        launcher = launchers.zmq(topology.size, topology.evaluator_rank, config.run.max_replacements + 1)
     with importing():
         spec = preflight.check(config)
     memory.check(config, spec, topology)
@@ -82,10 +82,10 @@ def _train_under_launcher(
             open_and_announce(checkpoint, config, topology.num_actors)
             resumed_from = {variables.CHECKPOINT: str(checkpoint)}
         if not over_mpi:
-            needed = job.ENVIRONMENT | resumed_from
+            needed = processes.ENVIRONMENT | resumed_from
             return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)
-        with mpirun.segments(tolerant=config.run.fault_tolerance == "actors") as segments:
-            needed = mpirun.ENVIRONMENT | segments | resumed_from
+        with launchers.segments(tolerant=config.run.fault_tolerance == "actors") as segments:
+            needed = launchers.ENVIRONMENT | segments | resumed_from
             return job.run(launcher, needed, config, topology, folder, preset, arguments, asked)
     finally:
         run_lock.give(path)
@@ -94,9 +94,10 @@ def _train_under_launcher(
 def _train_here(config: Config, topology: Topology, preset: str, resumed: RunFolder | None) -> int:
     from apex.loop import Forced, StopSignals
     from launch.run import local, memory, preflight
-    from launch.run.rank import begin, leave_error, write_error_result
+    from launch.run.outcome import leave_error, write_error_result
+    from launch.run.rank import begin
     from launch.run.resume import open_and_announce
-    from launch.run.roles import print_line
+    from launch.run.view import print_line
 
     with importing():
         spec = preflight.check(config)

@@ -6,21 +6,18 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
 
-from apex import checkpoint, look, processes, variables
+from apex import checkpoint, leftovers, look, processes, variables
 from apex.config import Config
 from apex.look import Unreadable
 from apex.loop import on_stop_signals
 from apex.run_folder import RunFolder
 from apex.say import say, warn
 from apex.topology import Topology
-from launch.run import spawn, stderr_filter, view
+from launch.run import stderr_filter, view
 from launch.run.meeting import Meeting
-from launch.run.rank import leave_error, write_error_result
+from launch.run.outcome import leave_error, write_error_result
 
 _RANKS_END_S = 15.0  # once the result is written
 _LAUNCHER_ENDS_S = 5.0  # it kills its ranks within a second of SIGTERM
@@ -28,13 +25,6 @@ _STILL = "Tt"  # states of a process: stopped, traced
 _LOOKS = 100  # a process in the kernel's hands may never stop
 _LOOK_AGAIN_S = 0.02
 _BY_SIGNAL = 128  # plus the signal's number: the exit status of what a signal has ended
-ENVIRONMENT = {
-    # glibc then keeps large blocks instead of returning them page by page after every batch.
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    "MALLOC_TOP_PAD_": "268435456",
-}
-"""What every rank needs in its environment, whatever starts it; what the user has set wins."""
 
 
 class Asked:
@@ -58,8 +48,8 @@ def run(
     hushes = config.run.fault_tolerance == "actors" and config.run.transport == "mpi"
     meeting = Meeting(folder.path, topology, config.run.watchdog_s, config.run.meet_s)
     meeting.open()
-    command = [*launcher, *python("launch.cli.main"), *arguments]
-    variables_of_ranks = environment_for(environment) | {variables.RUN_FOLDER: str(folder.path)}
+    command = [*launcher, *processes.python("launch.cli.main"), *arguments]
+    variables_of_ranks = processes.environment_for(environment) | {variables.RUN_FOLDER: str(folder.path)}
     process = processes.start(command, variables_of_ranks, subprocess.PIPE, subprocess.PIPE)
     passing_on = stderr_filter.follow(process, hushes)
     job = _Job(process, folder, config, meeting, asked)
@@ -74,26 +64,8 @@ def run(
         for thread in passing_on:
             thread.join(_LAUNCHER_ENDS_S)
         process.wait()
-        spawn.remove_abandoned()
+        leftovers.remove_abandoned_sockets()
     return _conclude(config, topology, folder, preset, job)
-
-
-def python(module: str) -> list[str]:
-    """Return the command that runs a module of ours."""
-    # -P: a file of the user's in this folder must not take the place of a module.
-    return [sys.executable, "-P", "-m", module]
-
-
-def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a command of ours: what it needs, what the user has set, which wins, and where our modules are.
-
-    PATH is as if the virtual environment were activated: Intel's mpirun calls what is beside it by bare names.
-    """
-    root = str(Path(__file__).resolve().parents[2])
-    modules = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    beside, path = str(Path(sys.executable).parent), user.get("PATH", os.defpath)
-    programs = path if beside in path.split(os.pathsep) else os.pathsep.join((beside, path))
-    return {**needed, **user, "PYTHONPATH": modules, "PATH": programs}
 
 
 class _Job:

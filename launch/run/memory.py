@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from actors.intake import pool_rows
 from apex import envs
 from apex.config import Config, ConfigError
+from apex.memory_limits import available_bytes
 from apex.schema import EnvSpec, intake_layout, sample_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from launch.run.memory_limits import available_bytes
 from replay_rank.service import memory_bytes
 
 # What a process of a role has for itself once it works, beside what is counted below: measured in MiB over mpi and

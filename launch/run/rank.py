@@ -16,11 +16,12 @@ from apex import envs, run_folder, run_lock, variables
 from apex.checkpoint import Reader
 from apex.config import Config, ConfigError, to_toml
 from apex.ports import PeerLost
-from apex.run_folder import RunFolder, make_result, row_fault
+from apex.run_folder import RunFolder
 from apex.say import say, warn
 from apex.topology import ACTOR, EVALUATOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 from launch.run import meeting, preflight, resume, world
 from launch.run.beginning import importing
+from launch.run.outcome import leave_error, write_error_result
 from launch.run.world import Worlds, threads
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def _be_role(
     from apex.loop import drive, wait_of
     from apex.watchdog import Watchdog
     from launch.run import view
-    from launch.run.roles import build, limit_torch_threads, print_line
+    from launch.run.roles import build, limit_torch_threads
 
     role_name = topology.role(rank)[0]
     wait = wait_of(port)
@@ -251,7 +252,7 @@ def _be_role(
     if role_name == LEARNER:
         say(f"apex: {wait}")
     reader = None if checkpoint is None else Reader(checkpoint, config, topology.num_actors)
-    show = print_line if speaks else None
+    show = view.print_line if speaks else None
     with importing():
         if role_name != REPLAY:
             limit_torch_threads(threads(config, role_name))
@@ -272,33 +273,3 @@ def _be_role(
     role.close()
     if speaks:
         view.conclude(folder)
-
-
-def leave_error(folder: RunFolder, text: str) -> bool:
-    """Write the traceback that ends the run; return whether the disk took it."""
-    try:
-        folder.write_error(text)
-        return True
-    except OSError:
-        return False
-
-
-def write_error_result(
-    folder: RunFolder, config: Config, topology: Topology, preset: str, status: int, reason: str = "error"
-) -> None:  # fmt: skip
-    """Write the result of a run whose learner did not, from its last row of the log, in place of one that says it ended well."""
-    row = next((row for row in reversed(folder.rows()) if row_fault(row) is None), None)
-    known = row or {}
-    result = make_result(
-        reason, status, row,
-        eval_return=known.get("eval_return"), eval_episodes=known.get("eval_episodes") or 0, wall_s=known.get("wall_s") or 0.0,
-        ranks=topology.size, transport=config.run.transport, preset=preset, seed=config.run.seed,
-    )  # fmt: skip
-    try:
-        earlier = folder.result()
-    except ConfigError:  # none of ours
-        earlier = {"status": 0}
-    try:
-        folder.write_result(result, replace=earlier is not None and (earlier["status"] == 0 or reason != "error"))
-    except OSError as error:
-        warn(f"apex: {folder.path}/result.json cannot be written: {error.strerror}")

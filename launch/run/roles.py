@@ -9,10 +9,8 @@ from apex.checkpoint import Reader
 from apex.config import Config
 from apex.role import Role
 from apex.run_folder import RunFolder
-from apex.say import say
 from apex.schema import EnvSpec
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
-from launch.run.view import line
 
 
 def build(
@@ -46,8 +44,3 @@ def limit_torch_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-
-
-def print_line(row: dict) -> None:
-    """Show a row of the log as one line."""
-    say(line(row))

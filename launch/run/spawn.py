@@ -30,19 +30,15 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+from apex import leftovers
 from apex.config import ConfigError
 from apex.say import protect, warn
-from apex.token import missing_token, read_token
-from launch.run import leftovers
+from apex.token import given_token, missing_token
 from launch.run.options import Parser
 
-FOLDER_PREFIX = "apex-ranks-"  # then the pid of this process
-_LONGEST_FOLDER = 80  # bytes; a socket's path may have 107
 _TOLD_S = 0.2  # when one fails: so that ranks that refuse a run together can say why
 _LEAVE_S = 10  # for ranks that may be lost, once the first has ended well
 _REFUSED = 2  # what a rank returns that would not start, and this for arguments it does not know
@@ -84,16 +80,6 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         warn(f"launch.run.spawn: {options.command[0]}: {error.strerror}")
         return 127
-
-
-def launcher(ranks: int, may_lose: int | None = None, lives: int = 0) -> list[str]:
-    """Return what to put before a command to run it as that many ranks; those from ``may_lose`` on are started ``lives`` times again.
-
-    Raises :class:`ConfigError` for a token in the environment with which these would be refused.
-    """
-    _given_token()
-    tolerant = [] if may_lose is None else ["--may-lose", str(may_lose), "--lives", str(lives)]
-    return [sys.executable, "-P", "-m", "launch.run.spawn", "-n", str(ranks), *tolerant, "--"]
 
 
 def _end(number: int, frame: object) -> None:
@@ -193,17 +179,12 @@ def _token(options: argparse.Namespace) -> str:
 
     Where ranks of other launchers belong to the job, it has to be set: each would make another.
     """
-    given = _given_token()
+    given = given_token()
     if given is not None:
         return given.hex()
     if options.first > 0 or (options.size or options.n) > options.n:
         raise missing_token()
     return secrets.token_hex(16)
-
-
-def _given_token() -> bytes | None:
-    given = os.environ.get(variables.TOKEN, "")
-    return read_token(given) if given else None
 
 
 @contextlib.contextmanager
@@ -214,19 +195,8 @@ def _endpoint(asked: str | None) -> Iterator[str]:
     elif asked is not None:
         yield asked
     else:
-        with leftovers.folder(FOLDER_PREFIX, parent_folder()) as folder:
+        with leftovers.folder(leftovers.SOCKETS, leftovers.sockets_parent()) as folder:
             yield f"ipc://{folder}"
-
-
-def parent_folder() -> Path:
-    """Return the folder for temporary files, unless its name leaves no room for a socket's."""
-    usual = tempfile.gettempdir()
-    return Path(usual if len(usual.encode()) <= _LONGEST_FOLDER - len(FOLDER_PREFIX) else "/tmp")
-
-
-def remove_abandoned() -> None:
-    """Remove what spawners that were killed have left."""
-    leftovers.remove_abandoned(FOLDER_PREFIX, parent_folder())
 
 
 def _free_port() -> int:

@@ -234,3 +234,8 @@ def _scaled(value: float, plain_below: int, plain_format: str) -> str:
     while round(value) >= 1000 and unit != "G":
         value, unit = value / 1000, {"": "K", "K": "M", "M": "G"}[unit]
     return f"{value:.1f}{unit}" if round(value, 1) < 10 else f"{value:.0f}{unit}"
+
+
+def print_line(row: dict) -> None:
+    """Print a row of the log as one line."""
+    say(line(row))

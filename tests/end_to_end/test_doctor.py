@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run.mpirun import find_mpirun
+from launch.run.launchers import find_mpirun
 
 DOCTOR = ["-m", "launch.cli.main", "doctor"]
 LOOKS_S = 180

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from apex import checkpoint
+from apex import checkpoint, leftovers
 from apex.run_folder import RunFolder
-from launch.run import mpirun as mpi_launcher
-from launch.run import spawn
+from launch.run import launchers
 
 TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole"]
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
@@ -28,7 +27,7 @@ def settings(directory, **more) -> list[str]:
     return [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
 
 
-LAUNCHERS = {"mpi": mpi_launcher.launcher, "zmq": spawn.launcher}
+LAUNCHERS = {"mpi": launchers.mpi, "zmq": launchers.zmq}
 
 
 @pytest.fixture
@@ -292,7 +291,7 @@ class TestFailures:
         os.kill(launcher_of(job), number)
         check_killed(directory, job.wait(ENDS_S), 128 + number)
         assert not any(path.exists() for path in used)
-        assert not list(job.temporary.glob(f"{spawn.FOLDER_PREFIX}*"))
+        assert not list(job.temporary.glob(f"{leftovers.SOCKETS}*"))
 
     def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, train, inject, injected):
         job = start(train(run__shutdown_timeout_s=1), inject(ACTOR_RANK, **HANG))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.run import leftovers, mpirun, spawn
+from apex import leftovers
+from launch.run import launchers
 
 TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--ranks", "4"]
 LISTENS = "0A"
@@ -79,16 +80,16 @@ def test_shared_memory_and_temporary_files_are_the_users_alone(job):
 def test_what_is_left_when_all_processes_of_a_job_are_killed_goes_with_the_next_start(job):  # last: it ends the job
     running, transport, ranks = job
     told = dict(item.split("=", 1) for item in Path(f"/proc/{ranks[0]}/environ").read_text().split("\0") if "=" in item)
-    folder = Path(told["APEX_ENDPOINT"].removeprefix("ipc://") if transport == "zmq" else told[mpirun._BACKING])
+    folder = Path(told["APEX_ENDPOINT"].removeprefix("ipc://") if transport == "zmq" else told[launchers._BACKING])
     assert folder.is_dir()
     for pid in running.processes():
         os.kill(pid, signal.SIGKILL)
     running.wait(10)
     assert any(folder.iterdir()), "else this test shows nothing"
     if transport == "zmq":
-        leftovers.remove_abandoned(spawn.FOLDER_PREFIX, folder.parent)
+        leftovers.remove_abandoned(leftovers.SOCKETS, folder.parent)
     else:
-        with mpirun.segments():
+        with launchers.segments():
             pass
     assert not folder.exists()
     assert [path.name for path in running.temporary.iterdir() if not path.name.startswith(TORCH_CACHE)] == []

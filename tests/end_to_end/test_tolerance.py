@@ -9,7 +9,7 @@ import pytest
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
-from launch.run.mpirun import find_mpirun
+from launch.run.launchers import find_mpirun
 
 TRAIN = [sys.executable, "-m", "launch.cli.main", "train"]
 SMALL = {

@@ -9,7 +9,7 @@ import pytest
 from places import HELPERS, ROOT
 from two_hosts import ADDRESSES, CannotMakeHosts, TwoHosts
 
-from launch.run.mpirun import find_mpirun
+from launch.run.launchers import find_mpirun
 
 pytest.register_assert_rewrite("stress_over_hosts")
 BOTH = """{first} & first=$!

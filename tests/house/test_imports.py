@@ -1,6 +1,7 @@
 """Who imports whom, read from the source: the rooms stay apart."""
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -219,3 +220,29 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch, source, fo
 
 def test_a_field_name_is_not_taken_for_a_module():
     assert not _is_module("learner.batch_size") and _is_module("learner.importance") and _is_module("apex.envs")
+
+
+# --- floors ---------------------------------------------------------------------------------------------
+
+
+def floors(graph):
+    """Return the longest chain of a graph without circles: the number of its nodes."""
+
+    @functools.lru_cache(None)
+    def below(node):
+        return 1 + max(map(below, graph[node]), default=0)
+
+    return max(map(below, graph))
+
+
+@pytest.mark.parametrize("folder, most", [("launch", 4), ("apex/transport", 3)])
+def test_no_chain_of_imports_inside_a_folder_has_more_floors(folder, most):
+    paths = {module_of(path): path for path in sources(folder)}
+    graph = {}
+    for module, path in paths.items():
+        graph[module] = {our_module(name, paths) for name in imported(path, in_strings=False)} - {None, module}
+    assert floors(graph) <= most
+
+
+def test_floors_are_counted_along_the_longest_way():
+    assert floors({"a": {"b", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}) == 4

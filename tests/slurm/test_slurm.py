@@ -11,7 +11,7 @@ from places import ROOT
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
-from launch.run.mpirun import find_mpirun
+from launch.run.launchers import find_mpirun
 
 REASON = slurm_cluster.missing()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"), pytest.mark.timeout(2000), pytest.mark.slow]

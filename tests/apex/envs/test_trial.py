@@ -12,8 +12,7 @@ from places import HELPERS, ROOT
 from apex.config import ConfigError, EnvConfig, load
 from apex.envs import GuardedEnvs, env_spec, make_envs
 from apex.envs.foreign import in_one_line
-from launch.cli.doctor_checks import WRONG, roms
-from launch.cli.doctor_facts import Facts
+from launch.cli.doctor_checks import WRONG, Facts, roms
 from launch.run import preflight
 
 SMALL = ["actor.envs=2", "evaluator.episodes=3"]

@@ -9,7 +9,7 @@ from mpi_launches import ALL_EAGER, NOTHING_EAGER, outcome_of
 from places import HELPERS
 from port_conformance import PortConformance
 
-from launch.run.mpirun import find_mpirun
+from launch.run.launchers import find_mpirun
 
 PROGRAM = HELPERS / "stress_mpi_ports.py"
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from apex import leftovers
 from launch.run import spawn
 
 SPAWN = [sys.executable, "-m", "launch.run.spawn"]
@@ -32,7 +33,7 @@ def stay(start, tmp_path):
 
 def folders(job) -> list:
     """Return the folders for sockets that there are."""
-    return list(job.temporary.glob(f"{spawn.FOLDER_PREFIX}*"))
+    return list(job.temporary.glob(f"{leftovers.SOCKETS}*"))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from apex import leftovers
 from apex.run_folder import RunFolder
-from launch.run import spawn
 
 TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--transport", "zmq"]
 SMALL = ["run.log_period_s=0.2", "evaluator.episodes=2", "replay.min_size=200", "learner.batch_size=16", "run.max_learner_steps=40"]
@@ -48,7 +48,7 @@ def check(ended, tmp_path, ranks: int) -> None:
 def test_it_trains_on_a_machine_without_mpi(start, small, without_mpi, tmp_path):
     job = start([*small, "--ranks", 6, "--set", "replay.ranks=2"], without_mpi)
     check(job.wait(60), tmp_path, 6)
-    assert not list(job.temporary.glob(f"{spawn.FOLDER_PREFIX}*"))
+    assert not list(job.temporary.glob(f"{leftovers.SOCKETS}*"))
 
 
 @pytest.fixture

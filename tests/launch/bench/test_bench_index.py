@@ -12,7 +12,8 @@ from apex.config import ConfigError
 from launch.bench import baselines
 from launch.bench import index as bench_index
 from launch.bench import report as bench_report
-from launch.bench.baselines import REFERENCE, PythonTree, Rival
+from launch.bench.baselines import Candidate, PythonTree
+from launch.bench.report import REFERENCE
 from launch.cli.main import main
 from replay_rank.strata import Strata
 
@@ -100,7 +101,7 @@ def test_without_the_reference_there_is_no_ratio(tmp_path):
 
 
 def test_an_index_that_times_its_own_calls_has_rows_called_from_c():
-    class Timed(Rival):
+    class Timed(Candidate):
         name = "timed"
 
         def time_calls(self, op, k, calls, cold_bytes, slots, mass, seed):
@@ -123,9 +124,9 @@ def test_an_index_that_times_its_own_calls_has_rows_called_from_c():
 def test_the_forms_of_the_binary_tree_are_set_and_rebuilding_is_measured_for_updates_only():
     names = [REFERENCE, "binary-rebuild", "binary"]
     assert baselines.choose(None)[0][:3] == names
-    rivals = [baselines.make(name, np.ones(LEAVES)) for name in names]
-    assert [rival.index.form for rival in rivals] == ["element", "rebuild", "auto"]
-    assert [rival.ops == ("update",) for rival in rivals] == [False, True, False]
+    candidates = [baselines.make(name, np.ones(LEAVES)) for name in names]
+    assert [candidate.index.form for candidate in candidates] == ["element", "rebuild", "auto"]
+    assert [candidate.ops == ("update",) for candidate in candidates] == [False, True, False]
 
 
 # --- how it measures ----------------------------------------------------------------------------------
@@ -156,9 +157,9 @@ def test_a_plan_has_a_few_repetitions_and_keeps_to_its_share_beyond_them(share_s
 def test_ratios_are_paired_within_each_repetition():
     cell = bench_index.Cell("sample", 512, "hot", "python")
     ours, theirs = [np.array([1.0]), np.array([10.0]), np.array([2.0])], [np.array([3.0]), np.array([30.0]), np.array([8.0])]
-    rival = Rival()
-    rival.name = "x"
-    assert bench_index._row(rival, cell, ours, theirs)["ratio_to_binary"] == 3.0
+    candidate = Candidate()
+    candidate.name = "x"
+    assert bench_index._row(candidate, cell, ours, theirs)["ratio_to_binary"] == 3.0
 
 
 def test_the_crossover_lies_between_the_points_where_the_lines_cross():
@@ -263,8 +264,8 @@ def test_the_plain_tree_draws_one_slot_from_each_stratum_with_its_probability():
 # --- the others, where they are installed -------------------------------------------------------------
 
 
-def drawn_slots(rival):
-    drawn = rival.sample(512)
+def drawn_slots(candidate):
+    drawn = candidate.sample(512)
     return np.asarray(drawn["indexes"] if isinstance(drawn, dict) else drawn[0]).astype(np.int64)
 
 
@@ -272,9 +273,9 @@ def drawn_slots(rival):
 def test_another_library_draws_what_was_updated_and_inserted(name):
     if baselines.choose(None)[0].count(name) == 0:
         pytest.skip(f"{name} is not installed")
-    rival = baselines.make(name, np.full(LEAVES, 1e-6))
-    rival.update(*rival.prepare(np.array([7, 4000]), np.array([5.0, 2.0])))
-    assert np.isin(drawn_slots(rival), [7, 4000]).mean() > 0.9
-    rival.insert(*rival.prepare_insert(100, np.full(50, 1e5)))
-    slots = drawn_slots(rival)
+    candidate = baselines.make(name, np.full(LEAVES, 1e-6))
+    candidate.update(*candidate.prepare(np.array([7, 4000]), np.array([5.0, 2.0])))
+    assert np.isin(drawn_slots(candidate), [7, 4000]).mean() > 0.9
+    candidate.insert(*candidate.prepare_insert(100, np.full(50, 1e5)))
+    slots = drawn_slots(candidate)
     assert np.ptp(slots) < 50 and slots.min() < (50 if name == "cpprb" else 150)  # cpprb puts it where its own ring goes on

@@ -212,7 +212,7 @@ def test_a_run_that_cannot_start_is_a_row_with_an_error(monkeypatch):
     monkeypatch.setattr(transports_run, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such fabric')"])
     found = transports_run.measure(Case("intake", "busy", 1, 0, "mpi"), 0.2, "pong-small")
     assert found["error"] == "exit status 1: no such fabric" and set(found) - {"error"} == set(ROW_FIELDS)
-    assert all(found[name] is None for name in transports_run.METRICS)
+    assert all(found[name] is None for name in synthetic.METRICS)
 
 
 def test_a_run_that_takes_too_long_is_ended_with_all_that_it_started(monkeypatch, tmp_path):

@@ -9,11 +9,11 @@ import numpy
 import pytest
 from places import ROOT
 
-from launch.run import job
+from apex import processes
 
 
 def test_what_the_user_has_set_wins_over_what_is_needed():
-    made = job.environment_for({"A": "needed", "B": "needed"}, {"B": "user", "C": "user"})
+    made = processes.environment_for({"A": "needed", "B": "needed"}, {"B": "user", "C": "user"})
     assert {name: made[name] for name in "ABC"} == {"A": "needed", "B": "user", "C": "user"}
 
 
@@ -23,13 +23,13 @@ def test_our_modules_are_found_from_any_folder_before_those_of_the_user(monkeypa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     program = "import launch.cli.main, sys; print(launch.cli.main.__file__, sys.path)"
     command = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(command, env=job.environment_for({}), cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=processes.environment_for({}), cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(ROOT / "launch" / "cli" / "main.py")) and str(tmp_path) in done.stdout
 
 
 def test_without_a_path_of_the_users_there_is_only_ours(monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert job.environment_for({})["PYTHONPATH"] == str(ROOT)
+    assert processes.environment_for({})["PYTHONPATH"] == str(ROOT)
     assert "PYTHONPATH" not in os.environ
 
 
@@ -37,8 +37,9 @@ def version_of_mpirun(python) -> str:
     """Return what the mpirun beside a Python says, started as a run starts it, where PATH does not lead to it."""
     program = """if True:
         import subprocess
-        from launch.run import job, mpirun
-        said = subprocess.run([mpirun.find_mpirun(), "--version"], env=job.environment_for({}), capture_output=True, text=True)
+        from apex import processes
+        from launch.run import launchers
+        said = subprocess.run([launchers.find_mpirun(), "--version"], env=processes.environment_for({}), capture_output=True, text=True)
         print(said.stdout + said.stderr)
     """
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(numpy.__file__).parents[1])))}
@@ -62,4 +63,4 @@ def test_the_mpirun_of_intel_s_wheel_starts_where_the_environment_is_not_activat
 
 def test_a_path_that_leads_to_the_environment_already_stays_as_it_is():
     path = os.pathsep.join(("/first", str(Path(sys.executable).parent)))
-    assert job.environment_for({}, {"PATH": path})["PATH"] == path
+    assert processes.environment_for({}, {"PATH": path})["PATH"] == path

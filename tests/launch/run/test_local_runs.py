@@ -172,7 +172,7 @@ def test_transitions_carry_versions_the_learner_has_published(finished):
 
 @pytest.mark.parametrize("transport", ["local", "zmq"])
 def test_a_publish_is_the_network_under_its_version_and_step_and_between_processes_somebody_waits_for_it(tmp_path, monkeypatch, transport):
-    publishes, real = [], Learner._publish_if_wanted
+    publishes, real = [], Learner._publish_if_requested
 
     def publish_if_wanted(learner, steps):
         before, waits = learner.counters["param_version"], learner.port.wants_weights(steps)
@@ -184,7 +184,7 @@ def test_a_publish_is_the_network_under_its_version_and_step_and_between_process
             same = weight_layout(len(vector)).views(newest)["vector"].tobytes() == vector.tobytes()
             publishes.append((weight_header(newest) == (before + 1, steps), waits or transport == "local", same, steps))
 
-    monkeypatch.setattr(Learner, "_publish_if_wanted", publish_if_wanted)
+    monkeypatch.setattr(Learner, "_publish_if_requested", publish_if_wanted)
     Run(tmp_path, f"run.transport={transport}", "learner.checkpoint_period=100000").start()
     assert all(part is True for publish in publishes for part in publish[:3])
     steps = [steps for *_, steps in publishes]

@@ -9,9 +9,9 @@ import pytest
 from apex import say
 from apex.config import ConfigError, load
 from apex.metrics import ROW_FIELDS, Hub
+from apex.output_file import PICTURE, OutputFile
 from apex.run_folder import RunFolder
 from apex.topology import make
-from launch.bench.output_file import PICTURE, OutputFile
 from launch.cli import plot
 from launch.run import job, view
 from launch.run.meeting import Meeting

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ABANDONED_S = 60.0
+SOCKETS = "apex-ranks-"  # prefix of the folders in which the ranks of a host meet over ZeroMQ
+_LONGEST_FOLDER = 80  # bytes; a socket's path may have 107
 
 
 @contextlib.contextmanager
@@ -64,3 +66,14 @@ def _locked(folder: Path, wait: int = 0) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def sockets_parent() -> Path:
+    """Return the folder for temporary files, unless its name leaves no room for a socket's."""
+    usual = tempfile.gettempdir()
+    return Path(usual if len(usual.encode()) <= _LONGEST_FOLDER - len(SOCKETS) else "/tmp")
+
+
+def remove_abandoned_sockets() -> None:
+    """Remove what launchers of ZeroMQ ranks that were killed have left."""
+    remove_abandoned(SOCKETS, sockets_parent())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from apex import leftovers
 from apex.token import check_folder
-from launch.run import leftovers
 
 LAUNCH = Path(leftovers.__file__).parent
 NOBODY = 65534

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from launch.run import leftovers, mpirun
+from apex import leftovers
+from launch.run import launchers
 
 VARIABLE = "OMPI_MCA_btl_sm_backing_directory"
 
@@ -16,13 +17,13 @@ VARIABLE = "OMPI_MCA_btl_sm_backing_directory"
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
     """A place of shared memory, outside of any resource manager's job."""
-    monkeypatch.setattr(mpirun, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(launchers, "SHARED_MEMORY", tmp_path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return tmp_path
 
 
 def test_the_folder_goes_with_all_that_killed_ranks_have_left_in_it(memory):
-    with mpirun.segments() as variables:
+    with launchers.segments() as variables:
         (Path(variables[VARIABLE]) / "sm_segment").write_bytes(b"left")
         assert len(list(memory.iterdir())) == 1
     assert list(memory.iterdir()) == []
@@ -31,9 +32,9 @@ def test_the_folder_goes_with_all_that_killed_ranks_have_left_in_it(memory):
 IN_USE = """
 import sys
 from pathlib import Path
-from launch.run import mpirun
-mpirun._SHARED_MEMORY = Path(sys.argv[1])
-with mpirun.segments() as variables:
+from launch.run import launchers
+launchers.SHARED_MEMORY = Path(sys.argv[1])
+with launchers.segments() as variables:
     print(variables[sys.argv[2]], flush=True)
     sys.stdin.read()
 """
@@ -56,7 +57,7 @@ def launcher(request, memory):
 
 def test_the_folder_of_a_living_launcher_stays_and_goes_with_it(memory, launcher):
     process, folder = launcher
-    with mpirun.segments() as variables:
+    with launchers.segments() as variables:
         assert sorted(memory.iterdir()) == sorted([folder, Path(variables[VARIABLE])])
     process.stdin.close()
     assert process.wait(60) == 0
@@ -69,21 +70,21 @@ def test_what_a_killed_launcher_has_left_goes_with_the_next_run(memory, launcher
     process.kill()
     with leftovers._locked(folder):  # once the kernel has ended all of it
         assert folder.exists()
-    with mpirun.segments() as variables:
+    with launchers.segments() as variables:
         assert list(memory.iterdir()) == [Path(variables[VARIABLE])]
 
 
 def test_a_folder_is_left_over_even_where_another_process_has_the_number_of_the_one_that_made_it(memory):
     (memory / f"apex-segments-{os.getppid()}-x").mkdir()
-    with mpirun.segments() as variables:
+    with launchers.segments() as variables:
         assert list(memory.iterdir()) == [Path(variables[VARIABLE])]
 
 
 @pytest.mark.parametrize("without", ["a place", "leave"])
 def test_where_there_can_be_no_folder_open_mpi_is_left_to_itself(memory, monkeypatch, without):
     if without == "a place":
-        monkeypatch.setattr(mpirun, "_SHARED_MEMORY", memory / "nowhere")
+        monkeypatch.setattr(launchers, "SHARED_MEMORY", memory / "nowhere")
     else:
         monkeypatch.setenv("SLURM_JOB_ID", "7")  # its ranks may be on other hosts
-    with mpirun.segments() as variables:
+    with launchers.segments() as variables:
         assert variables == ({"OMPI_MCA_btl": "^tcp"} if without == "a place" else {})

@@ -1,4 +1,4 @@
-"""Which mpirun starts the ranks of `apex train`, and what it needs in its environment."""
+"""Which command starts the ranks of a run over each transport, and what it needs in its environment."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from apex import leftovers, processes
 from apex.config import ConfigError
-from launch.run import job, leftovers
+from apex.token import given_token
 
-_SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-segments-"
+SHARED_MEMORY, _SEGMENTS = Path("/dev/shm"), "apex-segments-"
 _BACKING, _SESSION = "OMPI_MCA_btl_sm_backing_directory", "PRTE_MCA_prte_tmpdir_base"
 ENVIRONMENT = {
     # Open MPI refuses root unless told twice.
@@ -28,12 +29,12 @@ ENVIRONMENT = {
     "I_MPI_PIN": "0",
     # Its start-up prints a warning where there is no such network.
     "OMPI_MCA_osc": "^ucx",
-    **job.ENVIRONMENT,
+    **processes.ENVIRONMENT,
 }
 """What every rank needs in its environment; what the user has set wins."""
 
 
-def launcher(ranks: int, tolerant: bool = False) -> list[str]:
+def mpi(ranks: int, tolerant: bool = False) -> list[str]:
     """Return what to put before a command to run it as that many ranks of an MPI world, which ``tolerant`` outlives some of them.
 
     Open MPI that knows of more ranks than slots gives the core away in every poll that finds nothing (a
@@ -50,6 +51,16 @@ def launcher(ranks: int, tolerant: bool = False) -> list[str]:
     return [mpirun, *slots, *(["--with-ft", "ulfm"] if tolerant else []), "-n", str(ranks)]
 
 
+def zmq(ranks: int, may_lose: int | None = None, lives: int = 0) -> list[str]:
+    """Return what to put before a command to run it as that many ranks; those from ``may_lose`` on are started ``lives`` times again.
+
+    Raises :class:`ConfigError` for a token in the environment with which these would be refused.
+    """
+    given_token()
+    tolerant = [] if may_lose is None else ["--may-lose", str(may_lose), "--lives", str(lives)]
+    return [*processes.python("launch.run.spawn"), "-n", str(ranks), *tolerant, "--"]
+
+
 @contextlib.contextmanager
 def segments(tolerant: bool = False) -> Iterator[dict[str, str]]:
     """Yield the variables that keep what Open MPI makes to the user and to this host, and remove its files at the end.
@@ -63,7 +74,7 @@ def segments(tolerant: bool = False) -> Iterator[dict[str, str]]:
         if not _in_a_job():  # whose ranks may be on other hosts
             variables = {} if tolerant else {"OMPI_MCA_btl": "^tcp"}
             with contextlib.suppress(OSError):  # Open MPI will know another place
-                own = stack.enter_context(leftovers.folder(_SEGMENTS, _SHARED_MEMORY))
+                own = stack.enter_context(leftovers.folder(_SEGMENTS, SHARED_MEMORY))
                 variables |= dict.fromkeys((_BACKING, _SESSION), str(own))
         yield variables
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
+from apex import output_file
+from apex.output_file import JSON, PICTURE, OutputFile
 from apex.run_folder import RunFolder, create
-from launch.bench import output_file
-from launch.bench.output_file import JSON, PICTURE, OutputFile
 from launch.cli.main import main
 
 ROW = {

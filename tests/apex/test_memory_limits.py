@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from launch.run.memory_limits import available_bytes
+from apex.memory_limits import available_bytes
 
 GIB = 2**30
 V2 = "31 23 0:28 {top} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
@@ -156,7 +156,7 @@ def test_a_real_limit_of_a_parent_group_is_found(limited_group):
     code = f"""
 import os, pathlib
 pathlib.Path({str(limited_group)!r}, "cgroup.procs").write_text(str(os.getpid()))
-from launch.run.memory_limits import available_bytes
+from apex.memory_limits import available_bytes
 print(available_bytes())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
