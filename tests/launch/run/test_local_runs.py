@@ -13,6 +13,7 @@ from apex import checkpoint, seeds, weights
 from apex.config import load
 from apex.run_folder import RunFolder
 from apex.schema import aligned_bytes, weight_header, weight_layout
+from apex.transport.learner_endpoint import LearnerEndpoint
 from launch.cli import main as command
 from learner.learner import Learner
 from replay_rank.service import ReplayService
@@ -178,7 +179,8 @@ def test_a_publish_is_the_network_under_its_version_and_step_and_between_process
         before, waits = learner.counters["param_version"], learner.port.wants_weights(steps)
         real(learner, steps)
         if learner.counters["param_version"] > before:
-            newest, network = learner.port.state_dict()["weights"]["newest"], learner.train.online
+            newest = LearnerEndpoint.state_dict(learner.port)["weights"]["newest"]
+            network = learner.train.online
             vector = np.zeros(weights.size(network), np.float32)
             weights.flatten(network, vector)
             same = weight_layout(len(vector)).views(newest)["vector"].tobytes() == vector.tobytes()
