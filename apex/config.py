@@ -236,7 +236,7 @@ def _renamed(source: str, section: str, values: Mapping[str, Any]) -> dict[str, 
             raise ConfigError(f"{source}: '{section}.{name}' is given twice, also by an old name; leave one out")
         if name != old and old not in _told_of and variables.RUN_FOLDER not in os.environ:
             _told_of.add(old)
-            warn(f"apex: {source}: '{section}.{old}' is now '{section}.{name}'; the old name goes with the next release")
+            warn(f"apex: {source}: '{section}.{old}' is now '{section}.{name}'; the next release drops the old name")
         present[name] = value
     return present
 

@@ -1,1 +1,1 @@
-"""Benchmarks: priority indexes, transports, whole systems, rates, and the baselines they are compared with."""
+"""Benchmarks of priority indexes, transports, whole systems and rates, with the baselines of each."""

@@ -1,4 +1,4 @@
-"""What ``apex bench index`` compares: our indexes, a tree in plain Python, and other libraries, behind one set of calls.
+"""What ``apex bench index`` compares: our indexes, a tree in plain Python, and other libraries.
 
 Each of the others is at its best: whole batches, the arrays or tensors it takes without converting, and
 no work that its user could leave out. Where one raises priorities to a power itself, the power is 1.
@@ -49,7 +49,7 @@ class Candidate:
         return slots, mass
 
     def prepare_insert(self, first: int, mass: np.ndarray) -> tuple:
-        """Return the arguments of ``insert``: mass (float64[k]) for the slots from ``first`` on, k <= slots left."""
+        """Return the arguments of ``insert``: mass (float64[k]) for the slots from ``first`` on."""
         return self.prepare(np.arange(first, first + mass.size), mass)
 
     def sample(self, k: int) -> Any:
@@ -180,7 +180,7 @@ class TorchrlTree(_TreeOfArrays):
 
 
 class TorchrlSampler(Candidate):
-    """torchrl's ``PrioritizedSampler`` with its defaults, called with tensors; its draws are not stratified."""
+    """torchrl's ``PrioritizedSampler`` with its defaults, called with tensors; draws are not stratified."""
 
     name, package, leaf = "torchrl-sampler", "torchrl", "float32"
 
@@ -217,7 +217,7 @@ class _Filled:
 
 
 class Cpprb(Candidate):
-    """cpprb's ``PrioritizedReplayBuffer`` of one byte a transition, its smallest; its draws come with that byte."""
+    """cpprb's ``PrioritizedReplayBuffer`` with one byte a transition, its smallest."""
 
     name = package = "cpprb"
     leaf = "float32"
@@ -246,7 +246,7 @@ class Cpprb(Candidate):
 
 
 class Tianshou(_TreeOfArrays):
-    """tianshou's ``SegmentTree`` in Numba. It keeps sums only, so it does about half the work of the others."""
+    """tianshou's ``SegmentTree`` in Numba: sums only, so about half the work of the others."""
 
     name = package = "tianshou"
 
@@ -267,11 +267,13 @@ class Tianshou(_TreeOfArrays):
 
 
 _Other = type[PythonTree | TorchrlTree | TorchrlSampler | Cpprb | Tianshou]
-_OTHERS: dict[str, _Other] = {candidate.name: candidate for candidate in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)}
+_OTHERS: dict[str, _Other] = {
+    candidate.name: candidate for candidate in (PythonTree, TorchrlTree, TorchrlSampler, Cpprb, Tianshou)
+}
 
 
 def load_native() -> None:
-    """Load the C part before torch, whose libgomp may lack OpenACC; without it the indexes in C are left out later."""
+    """Load the C part before torch, whose libgomp may lack OpenACC; without it the C indexes are left out."""
     with contextlib.suppress(ImportError):
         index_class("wide")
 
@@ -292,7 +294,7 @@ def choose(asked: list[str] | None) -> tuple[list[str], list[str]]:
 
 
 def make(name: str, mass: np.ndarray) -> Candidate:
-    """Return the candidate called ``name``, filled with mass (float64[n]). Raises ImportError where it cannot be loaded."""
+    """Return the candidate ``name`` with mass float64[n]; raises ImportError where it cannot be loaded."""
     return _OTHERS[name](mass) if name in _OTHERS else Own(name, mass)
 
 
@@ -319,7 +321,11 @@ def _timed_in_c(index: PriorityIndex) -> Callable[..., np.ndarray] | None:
 
 def _not_installed(name: str) -> str | None:
     package = _OTHERS[name].package if name in _OTHERS else None
-    return f"{name}: {package} is not installed" if package and importlib.util.find_spec(package) is None else None
+    return (
+        f"{name}: {package} is not installed"
+        if package and importlib.util.find_spec(package) is None
+        else None
+    )
 
 
 def _torchrl_trees() -> Any:

@@ -57,7 +57,9 @@ def _measured(start: float) -> dict[str, float]:
     block, places = 8 << 20, _LARGE // nbytes
     time.sleep(max(0.0, start - time.time()))
     plain = _rate(lambda n: np.copyto(_part(to, block, n), _part(origin, block, n)), block)
-    messages = _rate(lambda n: np.copyto(_part(to, nbytes, n % places), _part(origin, nbytes, n % _SOURCES)), nbytes)
+    messages = _rate(
+        lambda n: np.copyto(_part(to, nbytes, n % places), _part(origin, nbytes, n % _SOURCES)), nbytes
+    )
     return {"plain": plain, "messages": messages}
 
 

@@ -29,13 +29,21 @@ from launch.bench.report import REFERENCE, Cell
 
 LEAVES, LEAST_LEAVES, MOST_LEAVES = 1 << 21, 50, 1 << 24
 SAMPLE, INSERT, INSERTS_A_STEP = 512, 50, 10
-OPS = (("sample", SAMPLE), *(("update", k) for k in (8, 50, 512, 2048, 32768)), ("insert", INSERT), ("step", SAMPLE))
+OPS = (
+    ("sample", SAMPLE),
+    *(("update", k) for k in (8, 50, 512, 2048, 32768)),
+    ("insert", INSERT),
+    ("step", SAMPLE),
+)
 COLD_BYTES = 30_000_000
 FULL_S, QUICK_S = 280.0, 36.0  # filling included
 _FULL_REPETITIONS, _QUICK_REPETITIONS, _LEAST_REPETITIONS = 11, 5, 3
 _FEW_CALLS, _MOST_CALLS = 4, 500  # in a row: what to have before repeating more often, and the most
 _MOST_WARM_CALLS = 1000  # before these, where caches are to be hot: the others' turns have emptied them
-_INPUT_ROWS, _LEAST_SETS = 1 << 20, 16  # random slots, as sets of k that are used in turn; fewer would stay in the caches
+_INPUT_ROWS, _LEAST_SETS = (
+    1 << 20,
+    16,
+)  # random slots, as sets of k that are used in turn; fewer would stay in the caches
 _SLOW_S = 0.1
 
 
@@ -55,7 +63,9 @@ def run(
     """
     start = time.perf_counter()
     if not LEAST_LEAVES <= leaves <= MOST_LEAVES:
-        raise ConfigError(f"--leaves {leaves}: must be from {LEAST_LEAVES} (an insert is {INSERT} slots) to {MOST_LEAVES}")
+        raise ConfigError(
+            f"--leaves {leaves}: must be from {LEAST_LEAVES} (an insert is {INSERT} slots) to {MOST_LEAVES}"
+        )
     baselines.load_native()
     names, left_out = baselines.choose(indexes)
     core = _core(core)
@@ -66,8 +76,14 @@ def run(
         candidates, failed = _fill(names, leaves, must=indexes is not None)
         bench = Bench(candidates, leaves, _QUICK_REPETITIONS if quick else _FULL_REPETITIONS)
         rows = bench.measure(start + budget_s, bench_report.progress())
-    indexes_here = {candidate.name: candidate.index for candidate in candidates if candidate.index is not None}
-    machine = bench_report.machine(indexes_here, core) | {"leaves": leaves, "seconds": budget_s, "left_out": left_out + failed}
+    indexes_here = {
+        candidate.name: candidate.index for candidate in candidates if candidate.index is not None
+    }
+    machine = bench_report.machine(indexes_here, core) | {
+        "leaves": leaves,
+        "seconds": budget_s,
+        "left_out": left_out + failed,
+    }
     bench_report.show(machine, rows)
     if json_out is not None:
         bench_report.write_json(json_out, machine, rows)
@@ -77,7 +93,7 @@ def run(
 
 
 def _core(asked: int | None) -> int | None:
-    """Return the core to run on: the last one this process may use, if none is asked for; None where none can be fixed."""
+    """Return the core to run on: ``asked``, else the last this process may use; None without affinity."""
     if sys.platform != "linux":
         if asked is not None:
             raise ConfigError(f"--core {asked}: this system cannot fix a process to a core")
@@ -129,7 +145,7 @@ def masses(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray
 
 
 def _fill(names: list[str], leaves: int, must: bool) -> tuple[list[Candidate], list[str]]:
-    """Return the candidates, full, and in words those that cannot be loaded; raises ConfigError for these if they ``must``."""
+    """Return the loaded candidates, and why others failed; with ``must``, raise ConfigError for those."""
     mass, candidates, failed = masses(np.random.default_rng(1), leaves), [], []
     for name in names:
         try:
@@ -170,7 +186,7 @@ class Inputs:
         return n % (self._leaves // INSERT) * INSERT, self.update(INSERT, n)[1]
 
     def rows(self, k: int, first: int, calls: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots (int64[calls * k]) and masses (float64[calls * k]) of calls from the first-th on, end to end."""
+        """Return slots (int64[calls * k]) and masses (float64[calls * k]) of calls from the first-th on."""
         slots, mass = zip(*(self.update(k, first + n) for n in range(calls)))
         return np.concatenate(slots), np.concatenate(mass)
 
@@ -191,7 +207,12 @@ class Bench:
 
         ``progress(cells)`` is a context manager that yields the cells one by one.
         """
-        cells = [Cell(op, k, cache, caller) for caller in ("c", "python") for cache in ("hot", "cold") for op, k in OPS]
+        cells = [
+            Cell(op, k, cache, caller)
+            for caller in ("c", "python")
+            for cache in ("hot", "cold")
+            for op, k in OPS
+        ]
         cells = [cell for cell in cells if self._players(cell)]
         to_come = sum(len(self._players(cell)) for cell in cells)
         rows: list[dict] = []
@@ -202,12 +223,19 @@ class Bench:
 
     def _players(self, cell: Cell) -> list[Candidate]:
         able = [candidate for candidate in self.candidates if cell.op in candidate.ops]
-        return able if cell.caller == "python" else [candidate for candidate in able if candidate.time_calls is not None]
+        return (
+            able
+            if cell.caller == "python"
+            else [candidate for candidate in able if candidate.time_calls is not None]
+        )
 
     def _rows(self, cell: Cell, share_s: float) -> list[dict]:
         players = self._players(cell)
         is_hot = cell.cache == "hot"
-        plans = {player.name: plan(share_s, self._cost_s(player, cell), self._repetitions, is_hot) for player in players}
+        plans = {
+            player.name: plan(share_s, self._cost_s(player, cell), self._repetitions, is_hot)
+            for player in players
+        }
         turns: dict[str, list[np.ndarray]] = {candidate.name: [] for candidate in players}
         for repetition in range(self._repetitions):
             shift = repetition % len(players)
@@ -228,7 +256,7 @@ class Bench:
         return cost
 
     def _turn(self, candidate: Candidate, cell: Cell, calls: int, warm: int) -> np.ndarray:
-        """Return the µs (float64[calls]) of calls in a row, after ``warm`` more that bring back code and upper levels."""
+        """Return the µs (float64[calls]) of consecutive calls, after ``warm`` calls to refill caches."""
         first, calls = self._calls[candidate.name], calls + warm
         self._calls[candidate.name] += calls
         if cell.caller == "c":
@@ -249,11 +277,14 @@ class Bench:
         update = candidate.prepare(*self.inputs.update(cell.k, n))
         if cell.op == "update":
             return update
-        return update, [candidate.prepare_insert(*self.inputs.insert(n * INSERTS_A_STEP + row)) for row in range(INSERTS_A_STEP)]
+        return update, [
+            candidate.prepare_insert(*self.inputs.insert(n * INSERTS_A_STEP + row))
+            for row in range(INSERTS_A_STEP)
+        ]
 
 
 def plan(share_s: float, cost_s: float, most_repetitions: int, hot: bool) -> tuple[int, int, int]:
-    """Return (repetitions, calls in a row, calls before them that are not kept) for a share of time and a call's cost.
+    """Return (repetitions, timed calls in a row, warm-up calls before them) for a share of time.
 
     Where caches are to be hot, as many calls are thrown away as are kept, and up to twice the most that
     are. There are never fewer repetitions than the least, whatever they cost; slow calls are not warmed up.
@@ -293,9 +324,18 @@ def _step(candidate: Candidate, update: tuple, inserts: list[tuple]) -> None:
         candidate.insert(*arguments)
 
 
-def _row(candidate: Candidate, cell: Cell, turns: list[np.ndarray], reference: list[np.ndarray] | None) -> dict:
+def _row(
+    candidate: Candidate, cell: Cell, turns: list[np.ndarray], reference: list[np.ndarray] | None
+) -> dict:
     q1, median, q3 = np.percentile(np.concatenate(turns), [25, 50, 75])
-    row = {"index": candidate.name, "leaf": candidate.leaf, "op": cell.op, "k": cell.k, "cache": cell.cache, "caller": cell.caller}
+    row = {
+        "index": candidate.name,
+        "leaf": candidate.leaf,
+        "op": cell.op,
+        "k": cell.k,
+        "cache": cell.cache,
+        "caller": cell.caller,
+    }
     row |= {"median_us": float(median), "q1_us": float(q1), "q3_us": float(q3), "ratio_to_binary": None}
     if reference is not None:
         paired = [np.median(theirs) / np.median(ours) for theirs, ours in zip(reference, turns)]

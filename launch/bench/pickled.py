@@ -1,4 +1,4 @@
-"""``mpi-pickle`` and ``zmq-pickle``: what Ape-X programs usually send, pickled lists of stacked transitions. Only for comparison.
+"""``mpi-pickle`` and ``zmq-pickle``, only for comparison: pickled lists of stacked transitions.
 
 Each transition is a tuple with both of its observation stacks, so every frame travels up to eight times.
 The pointers into the shared frames travel along, so that the receiver can put an intake batch where the
@@ -42,7 +42,11 @@ class Form:
 
     def outgoing(self, kind: Kind, message: np.ndarray) -> object:
         """Return a flat message as the objects that are pickled."""
-        forms = {Kind.INTAKE: self.intake_out, Kind.SAMPLE: self.sample_out, Kind.PRIORITY: self.priorities_out}
+        forms = {
+            Kind.INTAKE: self.intake_out,
+            Kind.SAMPLE: self.sample_out,
+            Kind.PRIORITY: self.priorities_out,
+        }
         return forms[kind](message) if kind in forms else message
 
     def incoming(self, kind: Kind, content: Any, buffer: np.ndarray) -> None:
@@ -50,13 +54,17 @@ class Form:
         if kind == Kind.WEIGHTS:
             buffer[: len(content)] = content
         else:
-            {Kind.INTAKE: self.intake_in, Kind.SAMPLE: self.sample_in, Kind.PRIORITY: self.priorities_in}[kind](content, buffer)
+            {Kind.INTAKE: self.intake_in, Kind.SAMPLE: self.sample_in, Kind.PRIORITY: self.priorities_in}[
+                kind
+            ](content, buffer)
 
     def nbytes(self, kind: Kind, content: Any) -> int:
         """Return the bytes of the flat message."""
         if kind == Kind.INTAKE:
             return intake_nbytes(self.intake, self.spec, content[0][1])
-        return {Kind.SAMPLE: self.sample.nbytes, Kind.PRIORITY: self.priority.nbytes}.get(kind) or len(content)
+        return {Kind.SAMPLE: self.sample.nbytes, Kind.PRIORITY: self.priority.nbytes}.get(kind) or len(
+            content
+        )
 
     def intake_out(self, message: np.ndarray) -> tuple:
         """Return ``(header, transitions)`` of an intake message that ends with its last used frame."""
@@ -73,7 +81,9 @@ class Form:
         views, count = self.intake.views(landing), len(transitions)
         views["header"][:] = header
         columns = list(zip(*transitions))
-        for name, column in zip((*_SCALARS, "priority", "param_version", "obs_frames", "next_obs_frames"), columns[2:]):
+        for name, column in zip(
+            (*_SCALARS, "priority", "param_version", "obs_frames", "next_obs_frames"), columns[2:]
+        ):
             views[name][:count] = column
         self._unstack(transitions, np.hstack([columns[-2], columns[-1]]), views["frames"])
         return intake_nbytes(self.intake, self.spec, header[1])
@@ -110,7 +120,11 @@ class Form:
     def _intake_views(self, message: np.ndarray) -> dict[str, np.ndarray]:
         """Return the arrays of a message without its unused frames."""
         fields = self.intake.fields
-        views = {name: np.ndarray(f.shape, f.dtype, message, f.offset) for name, f in fields.items() if name != "frames"}
+        views = {
+            name: np.ndarray(f.shape, f.dtype, message, f.offset)
+            for name, f in fields.items()
+            if name != "frames"
+        }
         frames = message[fields["frames"].offset :].view(fields["frames"].dtype)
         views["frames"] = frames.reshape(-1, *self.spec.frame_shape)
         return views
@@ -152,7 +166,12 @@ class PickledWire:
 
     def __init__(self, wire: Wire, form: Form):
         self._wire, self._form = wire, form
-        self.rank, self.size, self.ranks_on_host, self.processes = wire.rank, wire.size, wire.ranks_on_host, wire.processes
+        self.rank, self.size, self.ranks_on_host, self.processes = (
+            wire.rank,
+            wire.size,
+            wire.ranks_on_host,
+            wire.processes,
+        )
         self.survives, self.handover, self.refusals = wire.survives, wire.handover, wire.refusals
         self._allowed: Allowed = {}
         self._arriving: list[Received] = []
@@ -166,7 +185,9 @@ class PickledWire:
     @allowed.setter
     def allowed(self, allowed: Allowed) -> None:
         self._allowed = allowed
-        self._wire.allowed = {key: (0, sys.maxsize) if key[1] in _PICKLED else nbytes for key, nbytes in allowed.items()}
+        self._wire.allowed = {
+            key: (0, sys.maxsize) if key[1] in _PICKLED else nbytes for key, nbytes in allowed.items()
+        }
 
     def allocate(self, rows: int, nbytes: int) -> np.ndarray:
         """Return plain memory."""

@@ -1,7 +1,7 @@
-"""``apex bench rates``: whether one replay rank holds given rates in and out at once, by default those of Horgan et al. 2018.
+"""``apex bench rates``: does one replay rank hold given rates in and out, by default those of the paper?
 
-Synthetic actors and a synthetic learner keep to a pace; the replay rank is the real one. Memory is looked at all the
-while: each process's own share of it (PSS), so that what ranks lend each other counts once.
+Synthetic actors and a synthetic learner keep to a pace; the replay rank is the real one. Memory is looked at
+all the while: each process's own share of it (PSS), so that what ranks lend each other counts once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from launch.bench.report import machine, write_json
 from launch.bench.transports_run import Failed, Job, command, read_ranks, summarise
 
 PAPER_TRANSITIONS_PER_S, PAPER_BATCHES_PER_S = 12_500.0, 19.0
-"""Horgan et al. 2018, section 4.1: 360 actors send 12.5 K transitions/s; the learner trains on 19 batches of 512 a second."""
-_RATES, _MEMORY = ("transitions_per_s", "batches_per_s"), ("memory_mb_start", "memory_mb_end", "memory_mb_per_min")
+"""Horgan et al. 2018, section 4.1: 360 actors send 12.5 K transitions/s; training on 19 batches/s."""
+_RATES, _MEMORY = (
+    ("transitions_per_s", "batches_per_s"),
+    ("memory_mb_start", "memory_mb_end", "memory_mb_per_min"),
+)
 _HELD = 0.99  # of the rate asked for
 _LOOK_S, _STARTS_S = 0.5, 60.0
 _WATCHED = 0.9  # of the time: by then every buffer has been used
@@ -45,7 +48,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Options))
 
 
 def run(options: Options, json_path: Path | None) -> int:
-    """Run, print, write; return 0 if both rates were held, else 1. Raises :class:`ConfigError` where it cannot be run."""
+    """Run, print, write; return 0 if both rates were held, else 1. Raises :class:`ConfigError`."""
     out = output_file.asked_for("--json", json_path, output_file.JSON)
     if options.transport not in ("mpi", "zmq"):
         raise ConfigError(f"--transport {options.transport}: apex bench rates measures mpi or zmq")
@@ -67,17 +70,26 @@ def measure(options: Options) -> dict:
     ranks = topologies.make(synthetic.config(options.actors)).size
     with leftovers.folder("apex-rates-") as folder:
         arguments = [
-            "--transport", options.transport, "--workload", "mixed", "--seconds", str(options.seconds), "--folder", str(folder),
-            "--rate", str(options.transitions_per_s / options.actors), "--batches-per-s", str(options.batches_per_s),
+            "--transport", options.transport, "--workload", "mixed", "--seconds", str(options.seconds),
+            "--folder", str(folder),
+            "--rate", str(options.transitions_per_s / options.actors), "--batches-per-s",
+            str(options.batches_per_s),
         ]  # fmt: skip
         with Job(command(options.transport, ranks, "launch.bench.synthetic_rank", arguments), folder) as job:
             memory = _watch(job, options.seconds + _STARTS_S)
         found = summarise(read_ranks(folder, ranks, job), sampling=True)
     asked = {name: getattr(options, name) for name in _RATES}
-    return {
-        "transport": options.transport, "actors": options.actors, "seconds": options.seconds,
-        "held": all(found[name] >= _HELD * rate for name, rate in asked.items()),
-    } | {f"asked_{name}": rate for name, rate in asked.items()} | found | _over_time(memory, options.seconds)  # fmt: skip
+    return (
+        {
+            "transport": options.transport,
+            "actors": options.actors,
+            "seconds": options.seconds,
+            "held": all(found[name] >= _HELD * rate for name, rate in asked.items()),
+        }
+        | {f"asked_{name}": rate for name, rate in asked.items()}
+        | found
+        | _over_time(memory, options.seconds)
+    )
 
 
 def _watch(job: Job, limit_s: float) -> list[tuple[float, float]]:
@@ -93,17 +105,22 @@ def _watch(job: Job, limit_s: float) -> list[tuple[float, float]]:
 
 
 def _over_time(memory: list[tuple[float, float]], seconds: float) -> dict:
-    """Return the memory at the start and the end of the last part of what was measured, and its slope in MB a minute."""
+    """Return the memory at start and end of the last part of the run, and its slope in MB a minute."""
     seen = np.array(memory[:-_LAST])
     seen = seen[seen[:, 0] >= seen[-1, 0] - _WATCHED * seconds] if len(seen) else seen
     if len(seen) < 2:
         return dict.fromkeys(_MEMORY)
-    return dict(zip(_MEMORY, (seen[0, 1], seen[-1, 1], 60.0 * float(np.polyfit(seen[:, 0], seen[:, 1], 1)[0]))))
+    return dict(
+        zip(_MEMORY, (seen[0, 1], seen[-1, 1], 60.0 * float(np.polyfit(seen[:, 0], seen[:, 1], 1)[0])))
+    )
 
 
 def _show(machine: dict, options: Options, row: dict) -> None:
     """Print what was asked for and what was reached."""
-    say(f"{machine['cores']} cores of {machine['cpu']}, load {machine['load'][0]}; {options.actors} actors over {options.transport}")
+    say(
+        f"{machine['cores']} cores of {machine['cpu']}, load {machine['load'][0]}; "
+        f"{options.actors} actors over {options.transport}"
+    )
     for name in _RATES:
         say(f"  {name:<20} {row[name]:.1f} of {getattr(options, name):g} asked for")
     for name in ("mb_per_s", "sample_ms_p50", "sample_ms_p99", "cpu_s_per_million", "lost", *_MEMORY):

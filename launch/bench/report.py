@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 REFERENCE = "binary-element"
-"""The candidate that all others are compared with: the plain binary tree in C, a walk to the root for each row."""
+"""The reference of all ratios: the plain binary tree in C, which walks to the root for each row."""
 _SEED_COLUMNS = {
     "python": "pure Python µs",
     REFERENCE: "C per element µs",
@@ -49,9 +49,11 @@ class Cell:
 
 
 def machine(indexes: Mapping[str, PriorityIndex], core: int | None) -> dict:
-    """Return what the numbers depend on: processor, system, compiler and versions, each None where it cannot be read."""
+    """Return what figures depend on: processor, system, compiler, versions; None where it is unknown."""
     return {
-        "cpu": _first_match(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)") or platform.processor() or platform.machine(),
+        "cpu": _first_match(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)")
+        or platform.processor()
+        or platform.machine(),
         "cores": os.cpu_count(),
         "core": core,
         "caches": _caches(core or 0),
@@ -75,7 +77,7 @@ def _first_match(path: Path, pattern: str) -> str | None:
 
 
 def _caches(core: int) -> dict[str, str]:
-    """Return the size of each cache of a core by its level, as in {"L1d": "32K"}; empty where the system does not say."""
+    """Return level -> size of each cache of a core, as in {"L1d": "32K"}; empty if unknown."""
     found: dict[str, str] = {}
     for folder in sorted(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*")):
         level, kind, size = (_first_match(folder / name, r"(\w+)") for name in ("level", "type", "size"))
@@ -95,7 +97,7 @@ def _version(package: str) -> str | None:
 
 
 def progress() -> Callable[[list[Cell]], AbstractContextManager[Iterator[Cell]]]:
-    """Return ``shown(cells)``, a context manager that yields the cells and says on the terminal which is being measured."""
+    """Return ``shown(cells)``, a context manager that yields the cells and shows the current one."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -106,7 +108,10 @@ def progress() -> Callable[[list[Cell]], AbstractContextManager[Iterator[Cell]]]
 
             def told() -> Iterator[Cell]:
                 for number, cell in enumerate(cells, 1):
-                    status.update(f"{number} of {len(cells)}: {cell.op} {cell.k}, {cell.cache}, called from {_language(cell.caller)}")
+                    status.update(
+                        f"{number} of {len(cells)}: {cell.op} {cell.k}, {cell.cache}, "
+                        f"called from {_language(cell.caller)}"
+                    )
                     yield cell
 
             yield told()
@@ -119,7 +124,10 @@ def show(machine: dict, rows: list[dict]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(f"{machine['cpu']}, core {machine['core']}; {machine['leaves']} leaves; medians of µs a call", markup=False)
+    console.print(
+        f"{machine['cpu']}, core {machine['core']}; {machine['leaves']} leaves; medians of µs a call",
+        markup=False,
+    )
     if machine["bytes_per_leaf"]:
         told = (f"{name} {_number(size)}" for name, size in machine["bytes_per_leaf"].items())
         console.print(f"bytes a leaf: {', '.join(told)}", markup=False)
@@ -131,7 +139,9 @@ def show(machine: dict, rows: list[dict]) -> None:
         if _named(rows, caller=caller, cache=cache):
             console.print(f"\n[bold]called from {_language(caller)}, {cache}[/bold]")
             console.print(_ops_table(rows, caller, cache))
-    console.print(f"\nx: times as fast as {REFERENCE}, the median of the ratios within each repetition", markup=False)
+    console.print(
+        f"\nx: times as fast as {REFERENCE}, the median of the ratios within each repetition", markup=False
+    )
 
 
 def _show_updates(console: Console, rows: list[dict], cache: str) -> None:
@@ -176,7 +186,9 @@ def _number_and_ratio(row: dict) -> str:
 
 def _number(value: float) -> str:
     """Return all digits before the point and few after it, as in 0.0012, 0.012, 1.23, 12.3 and 12345."""
-    digits = next((digits for below, digits in ((0.01, 4), (0.1, 3), (10.0, 2), (100.0, 1)) if value < below), 0)
+    digits = next(
+        (digits for below, digits in ((0.01, 4), (0.1, 3), (10.0, 2), (100.0, 1)) if value < below), 0
+    )
     return f"{value:.{digits}f}"
 
 
@@ -206,7 +218,7 @@ def write_json(out: OutputFile, machine: dict, rows: list[dict]) -> None:
 
 
 def write_png(out: OutputFile, machine: dict, rows: list[dict]) -> None:
-    """Draw hot updates against k (left) and how many times faster a step is than with the reference (right)."""
+    """Draw hot updates against k (left), and the speed of a step against the reference (right)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -225,18 +237,37 @@ def _draw_updates(panel: Axes, rows: list[dict]) -> None:
     lines = {name: _best_caller(rows, name, "hot") for name in _LINES}
     for number, (name, by_k) in enumerate(lines.items()):
         if by_k:
-            panel.plot(list(by_k), [row["median_us"] for row in by_k.values()], marker="o", markersize=3.5, color=f"C{number}", label=name)
+            panel.plot(
+                list(by_k),
+                [row["median_us"] for row in by_k.values()],
+                marker="o",
+                markersize=3.5,
+                color=f"C{number}",
+                label=name,
+            )
     crossing = crossover(lines[REFERENCE], lines["binary-rebuild"])
     if crossing is not None:
-        panel.axvline(crossing, color="0.4", linewidth=1, linestyle="--", label=f"rebuilding all is faster from k ≈ {crossing:.0f}")
-    panel.set(xscale="log", yscale="log", xlabel="k slots updated", ylabel="µs a call", title="update of sum and minimum, hot")
+        panel.axvline(
+            crossing,
+            color="0.4",
+            linewidth=1,
+            linestyle="--",
+            label=f"rebuilding all is faster from k ≈ {crossing:.0f}",
+        )
+    panel.set(
+        xscale="log",
+        yscale="log",
+        xlabel="k slots updated",
+        ylabel="µs a call",
+        title="update of sum and minimum, hot",
+    )
     panel.grid(alpha=0.25)
     if panel.get_legend_handles_labels()[0]:
         panel.legend(frameon=False, fontsize="small")
 
 
 def crossover(element: dict[int, dict], rebuild: dict[int, dict]) -> float | None:
-    """Return the k where two lines of medians cross, straight between points in logarithms; None if they do not."""
+    """Return the k where two lines of medians cross, interpolated in logarithms; None if they do not."""
     import numpy as np
 
     ks = sorted(element.keys() & rebuild.keys())
@@ -248,16 +279,27 @@ def crossover(element: dict[int, dict], rebuild: dict[int, dict]) -> float | Non
 
 
 def _draw_steps(panel: Axes, rows: list[dict]) -> None:
-    """Draw bars from 1 to the ratio: to the right where faster than the reference, to the left where slower."""
+    """Draw bars from 1 to the ratio: to the right where faster than the reference, else to the left."""
     names = list(dict.fromkeys(row["index"] for row in _named(rows, op="step")))[::-1]
     height = 0.4
     for shift, cache in ((height / 2, "hot"), (-height / 2, "cold")):
-        ratios = {row["index"]: row["ratio_to_binary"] for row in _named(rows, op="step", cache=cache, caller="python")}
-        known = [(place + shift, ratios[name]) for place, name in enumerate(names) if ratios.get(name) is not None]
-        bars = panel.barh([place for place, _ in known], [ratio - 1.0 for _, ratio in known], height, left=1.0, label=cache)
+        ratios = {
+            row["index"]: row["ratio_to_binary"]
+            for row in _named(rows, op="step", cache=cache, caller="python")
+        }
+        known = [
+            (place + shift, ratios[name]) for place, name in enumerate(names) if ratios.get(name) is not None
+        ]
+        bars = panel.barh(
+            [place for place, _ in known], [ratio - 1.0 for _, ratio in known], height, left=1.0, label=cache
+        )
         panel.bar_label(bars, [_number(ratio) for _, ratio in known], padding=3, fontsize="small")
     panel.axvline(1.0, color="0.4", linewidth=1, linestyle="--")
     panel.set_yticks(range(len(names)), names)
-    panel.set(xscale="log", xlabel=f"times as fast as {REFERENCE}", title="step from Python: 512 drawn, 512 updated, 500 inserted")
+    panel.set(
+        xscale="log",
+        xlabel=f"times as fast as {REFERENCE}",
+        title="step from Python: 512 drawn, 512 updated, 500 inserted",
+    )
     panel.margins(x=0.12)
     panel.legend(frameon=False, fontsize="small", loc="lower left")

@@ -1,4 +1,4 @@
-"""Synthetic roles of `apex compare`: the real replay rank between actors and a learner that do nothing but send and take.
+"""Synthetic roles of `apex compare`: the real replay rank, and peers that only send and receive.
 
 The sum of all 64-bit words of a batch is the same for every batch, whatever its number, so a replay rank
 that adds them up sees any damage.
@@ -19,7 +19,15 @@ from apex.config import Config
 from apex.metrics import REPORT_FIELDS
 from apex.ports import ActorPort, IntakeEvent, LearnerPort, Port, ReplayPort
 from apex.role import Role
-from apex.schema import EnvSpec, Layout, aligned_bytes, intake_layout, intake_nbytes, priority_layout, sample_layout
+from apex.schema import (
+    EnvSpec,
+    Layout,
+    aligned_bytes,
+    intake_layout,
+    intake_nbytes,
+    priority_layout,
+    sample_layout,
+)
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY
 from replay_rank.service import Event, ReplayService
 
@@ -37,7 +45,10 @@ _REPORT_PERIOD_S = 0.05
 _WORD_SUM = np.uint64(0x0123456789ABCDEF)
 _CHECKED = 32  # one batch in so many is added up; the sequence number of each is looked at
 _PAGE = 4096
-_ACTOR_AND_NUMBER, _STAMP = struct.Struct("=16xqq"), struct.Struct("=q")  # the end of a header; the first parameter version
+_ACTOR_AND_NUMBER, _STAMP = (
+    struct.Struct("=16xqq"),
+    struct.Struct("=q"),
+)  # the end of a header; the first parameter version
 _CONFIG = {
     "actor": {"intake_batch": 50, "in_flight": 4},
     "algorithm": {"n_step": 3},
@@ -48,7 +59,11 @@ _CONFIG = {
 
 def config(actors: int, replay_ranks: int = 1, report_period_s: float = _REPORT_PERIOD_S) -> Config:
     """Return the configuration of a world of synthetic roles."""
-    world = {"actor": {"count": actors}, "replay": {"ranks": replay_ranks}, "run": {"log_period_s": 8 * report_period_s}}
+    world = {
+        "actor": {"count": actors},
+        "replay": {"ranks": replay_ranks},
+        "run": {"log_period_s": 8 * report_period_s},
+    }
     return configuration.from_tables([("synthetic roles", _CONFIG), ("synthetic roles", world)])
 
 
@@ -87,9 +102,10 @@ class Usage:
             self._end = self._now()
 
     def summary(self) -> dict:
-        """Return ``seconds``, ``cpu_s`` (user and system) and ``peak_mb`` (resident, of the whole life of the process).
+        """Return ``seconds``, ``cpu_s`` (user and system) and ``peak_mb`` (resident, of the whole process).
 
-        ``settled`` holds ``seconds``, ``cpu_s`` and ``steps`` without the first ``SETTLED_S``; None where the run was shorter.
+        ``settled`` holds ``seconds``, ``cpu_s`` and ``steps`` without the first ``SETTLED_S``; None where the
+        run was shorter.
         """
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         settled = None if self._settled is None else self._since(self._settled)
@@ -171,7 +187,9 @@ class IdleLearner(Measured):
 class Batches:
     """Intake batches made once; each sending only gives one a new number."""
 
-    def __init__(self, config: Config, actor: int, count: int, memory: Callable[[int, int], np.ndarray] = aligned_bytes):
+    def __init__(
+        self, config: Config, actor: int, count: int, memory: Callable[[int, int], np.ndarray] = aligned_bytes
+    ):
         layout = intake_layout(SPEC, config.actor.intake_batch, config.algorithm.n_step)
         self.nbytes = intake_nbytes(layout, SPEC, _frames_used(config))
         self._buffers = memory(count, layout.nbytes)
@@ -203,7 +221,7 @@ class Batches:
 
 
 class Account:
-    """What a replay rank received: of each actor how many batches, and the sums of their numbers and of the squares of these."""
+    """What a replay rank received of each actor: number of batches, sums of their numbers and squares."""
 
     def __init__(self, actors: int, layout: Layout):
         self.received = [[0, 0, 0] for _ in range(actors)]
@@ -226,7 +244,7 @@ class Account:
 
 
 def lost_batches(sent: list[int], received: list[list[list[int]]]) -> int:
-    """Return how many batches were lost or came twice: ``sent`` by actor, ``received`` (see :class:`Account`) by replay rank and actor."""
+    """Return the batches lost or duplicated: ``sent`` by actor, ``received`` by replay rank and actor."""
     lost = 0
     for actor, count in enumerate(sent):
         got, numbers, squares = (sum(rank[actor][i] for rank in received) for i in range(3))
@@ -272,14 +290,18 @@ class SyntheticActor(Measured):
         if now < self._due:
             return False
         if self._period_s:
-            self._due = max(self._due + self._period_s, now - 1.0)  # what was missed for longer is not made up for
+            self._due = max(
+                self._due + self._period_s, now - 1.0
+            )  # what was missed for longer is not made up for
         return True
 
 
 class MeasuredReplay(ReplayService):
     """The real replay rank, which also keeps account and measures its rates over a window of ``seconds``."""
 
-    def __init__(self, config: Config, port: ReplayPort, index: int, actors: int, sampling: bool, seconds: float):
+    def __init__(
+        self, config: Config, port: ReplayPort, index: int, actors: int, sampling: bool, seconds: float
+    ):
         super().__init__(config, SPEC, port, index)
         self.usage, self.account = Usage(), Account(actors, self.replay.store.layout)
         self._sampling, self._seconds = sampling, seconds
@@ -309,12 +331,20 @@ class MeasuredReplay(ReplayService):
 
     def results(self) -> dict:
         """Return counts, and the rates of the window (None where the run ended before it did)."""
-        found = {"received": self.account.received, "damaged": self.account.damaged, "inserted": self.replay.inserted}
+        found = {
+            "received": self.account.received,
+            "damaged": self.account.damaged,
+            "inserted": self.replay.inserted,
+        }
         if len(self._marks) < 2:
             return found | {"window_s": None}
         (start, *before), (end, *after) = self._marks
         rates = [(b - a) / (end - start) for a, b in zip(before, after)]
-        return found | {"window_s": end - start} | dict(zip(("transitions_per_s", "bytes_per_s", "samples_per_s"), rates))
+        return (
+            found
+            | {"window_s": end - start}
+            | dict(zip(("transitions_per_s", "bytes_per_s", "samples_per_s"), rates))
+        )
 
     def _handle(self, event: Event | None) -> bool:
         if isinstance(event, IntakeEvent):
@@ -341,7 +371,9 @@ class SyntheticLearner(Measured):
 
     port: LearnerPort
 
-    def __init__(self, config: Config, port: LearnerPort, sampling: bool, seconds: float, batches_per_s: float):
+    def __init__(
+        self, config: Config, port: LearnerPort, sampling: bool, seconds: float, batches_per_s: float
+    ):
         super().__init__(LEARNER, port)
         self._config, self._sampling, self._seconds = config, sampling, seconds
         self._period_s = 1.0 / batches_per_s if batches_per_s else 0.0
@@ -382,7 +414,13 @@ class SyntheticLearner(Measured):
         """Return batches taken, and latencies and wait after the warm-up."""
         ms = np.percentile(self._latencies, [50, 99]) * 1e3 if self._latencies else (None, None)
         wait = 100.0 * self._waited / self._measured_s if self._sampling and self._measured_s else None
-        return {"batches": self.batches, "damaged": self.damaged, "sample_ms_p50": ms[0], "sample_ms_p99": ms[1], "wait_pct": wait}
+        return {
+            "batches": self.batches,
+            "damaged": self.damaged,
+            "sample_ms_p50": ms[0],
+            "sample_ms_p99": ms[1],
+            "wait_pct": wait,
+        }
 
     def _fill_pipeline(self) -> None:
         while len(self._asked) < self._config.learner.prefetch:
@@ -401,11 +439,13 @@ class SyntheticLearner(Measured):
         priorities["key"][:], priorities["priority"][:] = self._samples.views(message)["key"], self._noise
         self.port.send_priorities(replay)
         self.batches += 1
-        self._due = max(self._due + self._period_s, now - 1.0)  # what was missed for longer is not made up for
+        self._due = max(
+            self._due + self._period_s, now - 1.0
+        )  # what was missed for longer is not made up for
         self._ready_since = max(time.perf_counter(), self._due)
 
     def _look_at(self, message: np.ndarray) -> None:
-        """Read a byte of every page; a next observation begins with the last frame of the observation, n_step being stack - 1."""
+        """Read a byte of every page. With n_step = stack - 1, observations overlap in their last frame."""
         self.touched += int(message[::_PAGE].sum())
         views = self._samples.views(message)
         self.damaged += int((views["obs"][:, -1, 0, :8] != views["next_obs"][:, 0, 0, :8]).any(axis=1).sum())

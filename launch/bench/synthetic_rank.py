@@ -1,4 +1,4 @@
-"""One rank of a world of synthetic roles: `mpirun -n 4 python -m launch.bench.synthetic_rank --transport mpi ...`."""
+"""One rank of a synthetic world: `mpirun -n 4 python -m launch.bench.synthetic_rank --transport mpi ...`."""
 
 from __future__ import annotations
 
@@ -51,8 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transport", choices=TRANSPORTS, default="mpi")
     parser.add_argument("--workload", choices=WORKLOADS, default="intake")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of the window that is measured")
-    parser.add_argument("--rate", type=float, default=0.0, help="transitions/s of each actor; 0: as fast as it can")
-    parser.add_argument("--batches-per-s", type=float, default=0.0, help="pace of the learner; 0: as fast as it can")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="transitions/s of each actor; 0: as fast as it can"
+    )
+    parser.add_argument(
+        "--batches-per-s", type=float, default=0.0, help="pace of the learner; 0: as fast as it can"
+    )
     parser.add_argument("--replay-ranks", type=int, default=1)
     parser.add_argument("--folder", type=Path, required=True, help="where each rank writes its JSON")
     return parser

@@ -65,7 +65,13 @@ class Options:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Options))
-QUICK: dict[str, Any] = {"actors": (1, 2), "repetitions": 1, "seconds": 1.0, "workloads": ("intake", "mixed"), "budget_s": _QUICK_BUDGET_S}
+QUICK: dict[str, Any] = {
+    "actors": (1, 2),
+    "repetitions": 1,
+    "seconds": 1.0,
+    "workloads": ("intake", "mixed"),
+    "budget_s": _QUICK_BUDGET_S,
+}
 """What `--quick` changes, where nothing else is asked for."""
 
 
@@ -96,7 +102,7 @@ def run(
     command: str = "apex compare",
     measure: Measure = transports_run.measure,
 ) -> int:
-    """Compare, print the tables and write the files asked for; return the exit status: 1 if no run gave a result.
+    """Compare, print the tables, write the files; return the exit status: 1 if every run failed.
 
     Raises :class:`ConfigError` before anything is started where an option cannot be met.
     """
@@ -111,7 +117,11 @@ def run(
     machine |= {"load_after": round(os.getloadavg()[0], 2), "left_out": left_out}
     comparison = transports_report.Comparison(machine, rows, options.baseline)
     comparison.show()
-    for out, write in ((json_out, comparison.write_json), (png_out, comparison.write_png), (report_out, comparison.write_report)):
+    for out, write in (
+        (json_out, comparison.write_json),
+        (png_out, comparison.write_png),
+        (report_out, comparison.write_report),
+    ):
         if out is not None:
             write(out)
     return 0 if any("error" not in row for row in rows) else 1
@@ -135,13 +145,17 @@ def _refuse_inside_a_world() -> None:
 
 
 def cases(options: Options) -> list[Case]:
-    """Return all runs in order: by workload, regime and actors, and within each repetition every transport in turn."""
+    """Return all runs in order: workload, regime, actors; in each repetition the transports take turns."""
     found = []
     for workload, regime, actors in itertools.product(options.workloads, options.regimes, options.actors):
         for repetition in range(options.repetitions):
             shift = repetition % len(options.transports)
             turn = options.transports[shift:] + options.transports[:shift]
-            found += [Case(workload, regime, actors, repetition, t) for t in turn if workload != "preset" or t in TRAINABLE]
+            found += [
+                Case(workload, regime, actors, repetition, t)
+                for t in turn
+                if workload != "preset" or t in TRAINABLE
+            ]
     return found
 
 
@@ -154,7 +168,10 @@ def measured(options: Options, measure: Measure) -> tuple[list[dict], int]:
             left_s = start + options.budget_s - time.monotonic()
             if left_s < 0:
                 return rows, len(todo) - len(rows)
-            told(f"{number} of {len(todo)}: {case.transport}, {case.actors} actors, {case.workload}, {case.regime} cores")
+            told(
+                f"{number} of {len(todo)}: {case.transport}, {case.actors} actors, "
+                f"{case.workload}, {case.regime} cores"
+            )
             seconds = options.preset_seconds if case.workload == "preset" else options.seconds
             rows.append(measure(case, seconds, options.preset, left_s + _LAST_RUN_S))
     return rows, 0

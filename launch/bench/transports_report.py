@@ -1,4 +1,4 @@
-"""What ``apex compare`` shows and writes: medians and ratios, tables, JSON, a picture and a Markdown report."""
+"""The report of ``apex compare``: medians and ratios as tables, JSON, a picture and Markdown."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _WIDTH = 160  # of what is printed, where that is no terminal
 _QUIET = 0.25  # load a core below which cores are taken to be free
 _PACKAGES = ("numpy", "torch", "mpi4py", "openmpi", "mpich", "pyzmq", "gymnasium", "ale-py")
 _HEADINGS = {
-    "transitions": "transitions/s", "ratio": "x", "mb_per_s": "MB/s", "batches": "batches/s", "batches_ratio": "x",
-    "sample_ms": "sample ms p50/p99", "learner_wait_pct": "learner wait %", "cpu_s_per_million": "CPU s/M", "peak_mb": "peak MB",
+    "transitions": "transitions/s", "ratio": "x", "mb_per_s": "MB/s", "batches": "batches/s",
+    "batches_ratio": "x",
+    "sample_ms": "sample ms p50/p99", "learner_wait_pct": "learner wait %", "cpu_s_per_million": "CPU s/M",
+    "peak_mb": "peak MB",
     "lost": "lost",
 }  # fmt: skip
 _TITLES = {
@@ -35,17 +37,21 @@ _TITLES = {
     "preset": "preset: real training",
 }
 _EXPLANATION = """\
-- Synthetic roles: the real replay rank between actors that send premade batches of 50 transitions (84x84 frames, stacks of 4)
-  as fast as credits allow, and a learner that keeps two requests open and reads a byte of every page.
-- transitions/s is measured on the replay rank over a fixed window, after a warm-up of half a second. MB/s are the bytes of these
-  transitions as the ring keeps them, for every transport, whatever it sends for them.
-- Each number is the median over repetitions, with the least and the largest in brackets. x is the median over repetitions of the
-  ratio to the baseline within the same repetition, in which all transports take their turns.
-- CPU s/M: CPU seconds of all ranks for a million transitions inserted. Peak MB: the sum over ranks of their largest
-  resident memory, shared pages counted in each. Lost: transitions that did not arrive once and whole, counted at both ends.
+- Synthetic roles: the real replay rank between actors that send premade batches of 50 transitions (84x84
+  frames, stacks of 4) as fast as credits allow, and a learner that keeps two requests open and reads a byte
+  of every page.
+- transitions/s is measured on the replay rank over a fixed window, after a warm-up of half a second. MB/s
+  are the bytes of these transitions as the ring keeps them, for every transport, whatever it sends for
+  them.
+- Each number is the median over repetitions, with the least and the largest in brackets. x is the median
+  over repetitions of the ratio to the baseline within the same repetition, in which all transports take
+  their turns.
+- CPU s/M: CPU seconds of all ranks for a million transitions inserted. Peak MB: the sum over ranks of their
+  largest resident memory, shared pages counted in each. Lost: transitions that did not arrive once and
+  whole, counted at both ends.
 - free: nothing else is started. busy: one process per core that never rests runs beside.
-- The pickled transports send lists of stacked transitions. mpi-pickle uses mpi4py's lower-case calls; zmq-pickle has asyncio workers
-  behind a ROUTER/DEALER proxy in the replay rank."""
+- The pickled transports send lists of stacked transitions. mpi-pickle uses mpi4py's lower-case calls;
+  zmq-pickle has asyncio workers behind a ROUTER/DEALER proxy in the replay rank."""
 
 
 def machine() -> dict:
@@ -55,14 +61,19 @@ def machine() -> dict:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     found = bench_report.machine({}, None)
-    kept = {name: found[name] for name in ("cpu", "cores", "caches", "huge_pages", "load", "kernel", "python", "compiler")}
+    kept = {
+        name: found[name]
+        for name in ("cpu", "cores", "caches", "huge_pages", "load", "kernel", "python", "compiler")
+    }
     return kept | {"versions": versions, "mpirun": _mpirun_version()}
 
 
 def _mpirun_version() -> str | None:
     try:
         command = [find_mpirun(), "--version"]
-        told = subprocess.run(command, env=processes.environment_for({}), capture_output=True, text=True, timeout=20).stdout
+        told = subprocess.run(
+            command, env=processes.environment_for({}), capture_output=True, text=True, timeout=20
+        ).stdout
     except Exception:  # no MPI, or one that does not answer
         return None
     return told.partition("\n")[0] or None
@@ -116,7 +127,10 @@ class Cell:
             "batches_ratio": _ratio(self.ratio("batches_per_s")),
             "sample_ms": " / ".join(number(self.median(name)) for name in ("sample_ms_p50", "sample_ms_p99")),
             "lost": str(sum(lost)) if lost else "-",
-        } | {name: number(self.median(name)) for name in ("mb_per_s", "learner_wait_pct", "cpu_s_per_million", "peak_mb")}
+        } | {
+            name: number(self.median(name))
+            for name in ("mb_per_s", "learner_wait_pct", "cpu_s_per_million", "peak_mb")
+        }
 
     def _spread(self, metric: str) -> str:
         values = self.values(metric)
@@ -160,13 +174,16 @@ class Comparison:
         order = list(dict.fromkeys(row["transport"] for row in self.rows))
         cells = []
         for actors, transport in itertools.product(sorted({row["actors"] for row in rows}), order):
-            mine, theirs = ([r for r in rows if r["actors"] == actors and r["transport"] == t] for t in (transport, reference))
+            mine, theirs = (
+                [r for r in rows if r["actors"] == actors and r["transport"] == t]
+                for t in (transport, reference)
+            )
             if mine:
                 cells.append(Cell(transport, actors, mine, theirs))
         return cells
 
     def shares(self) -> list[str]:
-        """Return, in words, which share of the plain memcpy rate mpi's intake reaches at one and two actors."""
+        """Return, in words, the share of the memcpy rate that mpi's intake reaches with 1 and 2 actors."""
         known = self.machine["memcpy_mb_per_s"]["plain"]
         measured = [
             (cell.actors, regime, cell.median("mb_per_s"))
@@ -174,13 +191,21 @@ class Comparison:
             for cell in cells
             if workload == "intake" and cell.transport == "mpi" and str(cell.actors) in known
         ]
-        return [self._share(actors, regime, mb_per_s) for actors, regime, mb_per_s in measured if mb_per_s is not None]
+        return [
+            self._share(actors, regime, mb_per_s)
+            for actors, regime, mb_per_s in measured
+            if mb_per_s is not None
+        ]
 
     def _share(self, actors: int, regime: str, mb_per_s: float) -> str:
-        shares = {kind: 100 * mb_per_s / rates[str(actors)] for kind, rates in self.machine["memcpy_mb_per_s"].items()}
+        shares = {
+            kind: 100 * mb_per_s / rates[str(actors)]
+            for kind, rates in self.machine["memcpy_mb_per_s"].items()
+        }
         senders = f"{actors} sender{'s' if actors > 1 else ''}"
         return (
-            f"mpi, {senders}, {regime} cores: {number(mb_per_s)} MB/s into the ring, {shares['plain']:.0f} % of the plain memcpy rate "
+            f"mpi, {senders}, {regime} cores: {number(mb_per_s)} MB/s into the ring, "
+            f"{shares['plain']:.0f} % of the plain memcpy rate "
             f"of as many processes, {shares['messages']:.0f} % of copying messages that lie in a cache"
         )
 
@@ -189,10 +214,13 @@ class Comparison:
         m = self.machine
         versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
         lines = [
-            f"{m['cpu']}, {m['cores']} cores, {m['kernel']}, load {m['load'][0]} before and {m['load_after']} after",
+            f"{m['cpu']}, {m['cores']} cores, {m['kernel']}, "
+            f"load {m['load'][0]} before and {m['load_after']} after",
             f"Python {m['python']}, {versions}, {m['mpirun'] or 'no mpirun'}",
             *(
-                f"memcpy, {kind}: {', '.join(f'{rate:.0f} MB/s with {n}' for n, rate in rates.items())} processes"
+                f"memcpy, {kind}: "
+                + ", ".join(f"{rate:.0f} MB/s with {n}" for n, rate in rates.items())
+                + " processes"
                 for kind, rates in m["memcpy_mb_per_s"].items()
             ),
         ]
@@ -215,7 +243,10 @@ class Comparison:
 
     def columns(self, workload: str) -> list[str]:
         """Return the keys of the columns that mean something."""
-        left_out = {"intake": {"batches", "batches_ratio", "sample_ms", "learner_wait_pct"}, "preset": {"sample_ms", "lost"}}
+        left_out = {
+            "intake": {"batches", "batches_ratio", "sample_ms", "learner_wait_pct"},
+            "preset": {"sample_ms", "lost"},
+        }
         return [key for key in _HEADINGS if key not in left_out.get(workload, set())]
 
     # --- output ---
@@ -244,7 +275,9 @@ class Comparison:
             table.add_column(heading, justify="right" if key else "left", no_wrap=heading == "transport")
         for cell in cells:
             texts = cell.texts()
-            table.add_row(str(cell.actors), cell.transport, *(texts[key].replace("[", "\\[") for key in columns))
+            table.add_row(
+                str(cell.actors), cell.transport, *(texts[key].replace("[", "\\[") for key in columns)
+            )
         return table
 
     def write_json(self, out: OutputFile) -> None:
@@ -257,7 +290,11 @@ class Comparison:
 
     def markdown(self) -> str:
         """Return the report."""
-        parts = ["# Comparison of transports", f"```\n{self.machine['command']}\n```", "\n".join(f"- {line}" for line in self.about())]
+        parts = [
+            "# Comparison of transports",
+            f"```\n{self.machine['command']}\n```",
+            "\n".join(f"- {line}" for line in self.about()),
+        ]
         for workload, regime, cells in self.groups():
             columns = self.columns(workload)
             header = ["actors", "transport", *(_HEADINGS[key] for key in columns)]
@@ -274,7 +311,7 @@ class Comparison:
         return "\n\n".join([*parts, f"## How to read this\n\n{_EXPLANATION}"]) + "\n"
 
     def write_png(self, out: OutputFile) -> None:
-        """Draw intake by actor count (left) and its ratio to the baseline (right); raises :class:`ConfigError` if it cannot be written."""
+        """Draw intake by actors (left) and its ratio to the baseline (right); raises :class:`ConfigError`."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -284,7 +321,11 @@ class Comparison:
         workload = next((group[0] for group in self.groups()), "intake")
         self._draw(left, workload, lambda cell: cell.median("transitions_per_s"))
         self._draw(right, workload, lambda cell: cell.ratio("transitions_per_s"))
-        left.set(yscale="log", ylabel="transitions/s at the replay rank", title=f"{workload}: solid on free cores, dashed on busy")
+        left.set(
+            yscale="log",
+            ylabel="transitions/s at the replay rank",
+            title=f"{workload}: solid on free cores, dashed on busy",
+        )
         right.set(yscale="log", ylabel=f"times {self.reference(workload)}", title="ratio to the baseline")
         right.axhline(1.0, color="0.4", linewidth=1)
         for panel in (left, right):
@@ -297,13 +338,26 @@ class Comparison:
         out.write_figure(figure)
 
     def _draw(self, panel: Axes, workload: str, value: Callable[[Cell], float | None]) -> None:
-        colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(row["transport"] for row in self.rows))}
+        colours = {
+            name: f"C{i}" for i, name in enumerate(dict.fromkeys(row["transport"] for row in self.rows))
+        }
         for found, regime, cells in self.groups():
             for name in colours if found == workload else ():
-                points = [(cell.actors, value(cell)) for cell in cells if cell.transport == name and value(cell) is not None]
+                points = [
+                    (cell.actors, value(cell))
+                    for cell in cells
+                    if cell.transport == name and value(cell) is not None
+                ]
                 if points:
                     style = "-" if regime == "free" else "--"
-                    panel.plot(*zip(*points), style, marker="o", markersize=4, color=colours[name], label=f"{name}, {regime}")
+                    panel.plot(
+                        *zip(*points),
+                        style,
+                        marker="o",
+                        markersize=4,
+                        color=colours[name],
+                        label=f"{name}, {regime}",
+                    )
 
 
 ROW_FIELDS = ("transport", "actors", "regime", "workload", *METRICS, "repetition")

@@ -1,4 +1,4 @@
-"""One run of `apex compare`: a world of ranks in processes of its own, watched, timed out, and cleared away."""
+"""One run of `apex compare`: a world of ranks in processes of its own, with a time limit."""
 
 from __future__ import annotations
 
@@ -50,11 +50,19 @@ class Failed(RuntimeError):
 
 
 def measure(case: Case, seconds: float, preset: str, limit_s: float = math.inf) -> dict:
-    """Return the row of a run: every metric a number or None, and ``error`` where it failed or took longer than the limit."""
-    row = {"transport": case.transport, "actors": case.actors, "regime": case.regime, "workload": case.workload}
+    """Return the row of a run: every metric a number or None, and ``error`` where it failed."""
+    row = {
+        "transport": case.transport,
+        "actors": case.actors,
+        "regime": case.regime,
+        "workload": case.workload,
+    }
     row |= dict.fromkeys(synthetic.METRICS) | {"repetition": case.repetition}
     try:
-        with _load_generators((os.cpu_count() or 1) if case.regime == "busy" else 0), leftovers.folder("apex-compare-") as folder:
+        with (
+            _load_generators((os.cpu_count() or 1) if case.regime == "busy" else 0),
+            leftovers.folder("apex-compare-") as folder,
+        ):
             if case.workload == "preset":
                 row |= _preset(case, seconds, preset, folder, limit_s)
             else:
@@ -66,7 +74,7 @@ def measure(case: Case, seconds: float, preset: str, limit_s: float = math.inf) 
 
 
 def command(transport: str, ranks: int, module: str, arguments: list[str]) -> list[str]:
-    """Return the command that starts ``python -m module arguments`` as so many ranks of a transport's world."""
+    """Return the command that starts ``python -m module arguments`` as the ranks of a transport's world."""
     launcher = launchers.mpi if transport.startswith("mpi") else launchers.zmq
     return [*launcher(ranks), *processes.python(module), *arguments]
 
@@ -76,7 +84,16 @@ def command(transport: str, ranks: int, module: str, arguments: list[str]) -> li
 
 def _synthetic(case: Case, seconds: float, folder: Path, limit_s: float) -> dict:
     ranks = topologies.make(synthetic.config(case.actors)).size
-    arguments = ["--transport", case.transport, "--workload", case.workload, "--seconds", str(seconds), "--folder", str(folder)]
+    arguments = [
+        "--transport",
+        case.transport,
+        "--workload",
+        case.workload,
+        "--seconds",
+        str(seconds),
+        "--folder",
+        str(folder),
+    ]
     with Job(command(case.transport, ranks, "launch.bench.synthetic_rank", arguments), folder) as running:
         running.wait(min(2 * seconds + _STARTING_S, limit_s))
     return summarise(read_ranks(folder, ranks, running), sampling=case.workload != "intake")
@@ -85,7 +102,9 @@ def _synthetic(case: Case, seconds: float, folder: Path, limit_s: float) -> dict
 def read_ranks(folder: Path, ranks: int, running: Job) -> list[dict]:
     paths = [folder / f"rank-{rank}.json" for rank in range(ranks)]
     if not all(path.is_file() for path in paths):
-        raise Failed(f"{sum(not path.is_file() for path in paths)} ranks left no result: {running.complaint()}")
+        raise Failed(
+            f"{sum(not path.is_file() for path in paths)} ranks left no result: {running.complaint()}"
+        )
     return [json.loads(path.read_text()) for path in paths]
 
 
@@ -95,7 +114,10 @@ def summarise(ranks: list[dict], sampling: bool) -> dict:
     config = synthetic.config(len(actors), len(replays))
     if any(replay["window_s"] is None for replay in replays):
         raise Failed("the run ended before its window did")
-    total = {name: sum(replay[name] for replay in replays) for name in ("transitions_per_s", "bytes_per_s", "samples_per_s", "inserted")}
+    total = {
+        name: sum(replay[name] for replay in replays)
+        for name in ("transitions_per_s", "bytes_per_s", "samples_per_s", "inserted")
+    }
     cpu_s = sum(rank["cpu_s"] for rank in ranks)
     return {
         "transitions_per_s": total["transitions_per_s"],
@@ -115,8 +137,10 @@ def _of(ranks: list[dict], role: str) -> list[dict]:
 
 
 def _lost(learner: dict, replays: list[dict], actors: list[dict], batch: int) -> int:
-    """Return the transitions that were sent and not received, came twice, or arrived damaged, at either end."""
-    batches = synthetic.lost_batches([actor["sent"] for actor in actors], [replay["received"] for replay in replays])
+    """Return the transitions that were lost, duplicated or damaged, counted at both ends."""
+    batches = synthetic.lost_batches(
+        [actor["sent"] for actor in actors], [replay["received"] for replay in replays]
+    )
     return batch * (batches + sum(replay["damaged"] for replay in replays)) + learner["damaged"]
 
 
@@ -158,7 +182,8 @@ def _watch(running: Job, use: _Use, holds: Callable[[], bool], deadline: float) 
 def preset_overrides(preset: str, case: Case, folder: Path) -> list[str]:
     """Return what a measured run of a preset sets: where it is written, and how often it writes its log."""
     return [
-        f"run.directory={folder / 'runs'}", f"run.transport={case.transport}", f"actor.count={case.actors}", "run.log_period_s=0.5",
+        f"run.directory={folder / 'runs'}", f"run.transport={case.transport}", f"actor.count={case.actors}",
+        "run.log_period_s=0.5",
         "run.stop_at_target=false", f"replay.min_size={min(1_000, load(preset).replay.min_size)}",
     ]  # fmt: skip
 
@@ -269,7 +294,9 @@ class Job:
 
     def complaint(self) -> str:
         """Return the line of the output that best says what went wrong."""
-        lines = [line.strip() for line in self._output.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip() for line in self._output.read_text(errors="replace").splitlines() if line.strip()
+        ]
         named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception", "Timeout"))]
         return (named or lines or ["it said nothing"])[0 if named else -1]
 

@@ -28,14 +28,16 @@ _BY_SIGNAL = 128  # plus the signal's number: the exit status of what a signal h
 
 
 class Asked:
-    """What signals have asked of the launcher: the first for the end of the run, a second Ctrl-C for its end by force."""
+    """The signals that the launcher received: the first ends the run, a second Ctrl-C forces that."""
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self.is_forced = False
         on_stop_signals(self._note)
 
-    def _note(self, number: int, frame: object) -> None:  # says nothing: what it interrupts may be saying something
+    def _note(
+        self, number: int, frame: object
+    ) -> None:  # says nothing: what it interrupts may be saying something
         self.is_forced = self.is_forced or (self.first is not None and number == signal.SIGINT)
         self.first = self.first or signal.Signals(number)
 
@@ -44,7 +46,7 @@ def run(
     launcher: list[str], environment: dict[str, str],
     config: Config, topology: Topology, folder: RunFolder, preset: str, arguments: list[str], asked: Asked,
 ) -> int:  # fmt: skip
-    """Run ``apex ARGUMENTS`` as the ranks that ``launcher`` starts; return the exit status when all have ended."""
+    """Run ``apex ARGUMENTS`` as the ranks of ``launcher``; return the exit status once all have ended."""
     hushes = config.run.fault_tolerance == "actors" and config.run.transport == "mpi"
     meeting = Meeting(folder.path, topology, config.run.watchdog_s, config.run.meet_s)
     meeting.open()
@@ -69,12 +71,17 @@ def run(
 
 
 class _Job:
-    """What the launcher has started, until it has ended: by itself, asked to, at once where no role has begun, or by force."""
+    """The launcher's processes until they end: by themselves, after a signal, at once, or by force."""
 
-    def __init__(self, process: subprocess.Popen, folder: RunFolder, config: Config, meeting: Meeting, asked: Asked):
+    def __init__(
+        self, process: subprocess.Popen, folder: RunFolder, config: Config, meeting: Meeting, asked: Asked
+    ):
         self.process, self.folder, self.asked = process, folder, asked
         self.reason: str | None = None  # why this process has ended the job, if it has
-        self._meeting, self._is_watched = meeting, config.run.transport == "mpi"  # over ZeroMQ the learner tells
+        self._meeting, self._is_watched = (
+            meeting,
+            config.run.transport == "mpi",
+        )  # over ZeroMQ the learner tells
         self._tolerant = config.run.fault_tolerance == "actors"
         self._told = self._passed_on = False
         self._ends_until: float | None = None
@@ -93,9 +100,13 @@ class _Job:
         return self.reason is None and not failed and not self._is_overdue()
 
     def stand_still(self, number: int, frame: object) -> None:
-        """Ctrl-Z: stop the ranks of this host, and this process, until the shell lets it go on; then let them."""
+        """Ctrl-Z: stop the ranks of this host and this process until the shell continues them."""
         for _ in range(_LOOKS):  # again: one may have started another meanwhile
-            running = [pid for pid, about in processes.of_session(self.process.pid).items() if about.state not in _STILL]
+            running = [
+                pid
+                for pid, about in processes.of_session(self.process.pid).items()
+                if about.state not in _STILL
+            ]
             if not running:
                 break
             processes.signal_all(running, signal.SIGSTOP)
@@ -106,10 +117,15 @@ class _Job:
         self._ends_until = None
 
     def was_ended(self, result: dict | None) -> bool:
-        """Whether what has started the ranks was told to end by another than this process: no rank had anything to tell of."""
+        """Whether another process ended the launcher of the ranks: then no rank has reported an error."""
         signalled = self.asked.first is None and (result is None or result["reason"] == "signal")
         # Of a run whose folder was removed there is no result either.
-        return self._meeting.has_begun() and signalled and self.folder.error() is None and look.is_there(self.folder.path)
+        return (
+            self._meeting.has_begun()
+            and signalled
+            and self.folder.error() is None
+            and look.is_there(self.folder.path)
+        )
 
     def status(self) -> int:
         """Return the exit status of the job, once it has ended."""
@@ -142,14 +158,14 @@ class _Job:
         return None
 
     def _is_overdue(self) -> bool:
-        """Whether the run has ended, but not its launcher: a process that was to take a lost one's place may hang."""
+        """Whether the launcher outlives the run: a process that was to replace a lost one may hang."""
         with contextlib.suppress(Unreadable):
             if self._tolerant and self._ends_until is None and self.folder.result() is not None:
                 self._ends_until = time.monotonic() + _RANKS_END_S
         return self._ends_until is not None and time.monotonic() > self._ends_until
 
     def end(self) -> None:
-        """Leave nothing behind: a launcher told to end kills its ranks; mpirun, killed itself, would leave them."""
+        """Leave no process behind: the launcher kills its ranks on SIGTERM, a killed mpirun leaves them."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -166,9 +182,16 @@ def _conclude(config: Config, topology: Topology, folder: RunFolder, preset: str
         reason = "error"
         if result is None:
             status = status or 1
-        elif config.run.fault_tolerance == "actors":  # the launcher's own is that of the first rank that was lost
+        elif (
+            config.run.fault_tolerance == "actors"
+        ):  # the launcher's own is that of the first rank that was lost
             status = result["status"] or (0 if folder.error() is None else status or 1)
-        if status and config.run.fault_tolerance == "actors" and folder.error() is None and not any(folder.tensorboard.glob("*")):
+        if (
+            status
+            and config.run.fault_tolerance == "actors"
+            and folder.error() is None
+            and not any(folder.tensorboard.glob("*"))
+        ):
             leave_error(folder, "apex: a rank ended before all ranks had met\n")
         if 0 < status <= _BY_SIGNAL and job.was_ended(result):
             status = _BY_SIGNAL + signal.SIGTERM  # mpirun, told to end, returns 1 without a word

@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 
 def mpi(ranks: int, tolerant: bool = False) -> list[str]:
-    """Return what to put before a command to run it as that many ranks of an MPI world, which ``tolerant`` outlives some of them.
+    """Return the mpirun prefix for ``ranks`` ranks; with ``tolerant``, the job survives lost ranks.
 
     Open MPI that knows of more ranks than slots gives the core away in every poll that finds nothing (a
     `sched_yield` in each MPI_Iprobe and MPI_Test, whatever mpi_yield_when_idle says): where other
@@ -45,14 +45,18 @@ def mpi(ranks: int, tolerant: bool = False) -> list[str]:
     mpirun = find_mpirun()
     is_open_mpi = _is_open_mpi(mpirun)
     if tolerant and not is_open_mpi:
-        raise ConfigError(f"run.fault_tolerance = 'actors' over mpi needs Open MPI 5, and {mpirun} is none; take --transport zmq")
+        raise ConfigError(
+            f"run.fault_tolerance = 'actors' over mpi needs Open MPI 5, not {mpirun}; use --transport zmq"
+        )
     # One that is started in a lost one's place takes a slot more.
-    slots = ["--host", f"localhost:{2 * ranks if tolerant else ranks}"] if is_open_mpi and not _in_a_job() else []
+    slots = (
+        ["--host", f"localhost:{2 * ranks if tolerant else ranks}"] if is_open_mpi and not _in_a_job() else []
+    )
     return [mpirun, *slots, *(["--with-ft", "ulfm"] if tolerant else []), "-n", str(ranks)]
 
 
 def zmq(ranks: int, may_lose: int | None = None, lives: int = 0) -> list[str]:
-    """Return what to put before a command to run it as that many ranks; those from ``may_lose`` on are started ``lives`` times again.
+    """Return the prefix for ``ranks`` ranks; those from ``may_lose`` on are restarted ``lives`` times.
 
     Raises :class:`ConfigError` for a token in the environment with which these would be refused.
     """
@@ -63,11 +67,12 @@ def zmq(ranks: int, may_lose: int | None = None, lives: int = 0) -> list[str]:
 
 @contextlib.contextmanager
 def segments(tolerant: bool = False) -> Iterator[dict[str, str]]:
-    """Yield the variables that keep what Open MPI makes to the user and to this host, and remove its files at the end.
+    """Yield variables that confine Open MPI's files to this user and host, and remove the files at the end.
 
-    Shared memory and session files lie in a folder of the run's own: ranks that are killed leave theirs behind. When this
-    process is killed, too, the next one removes them. Ranks do not listen on the network, where anybody could send to
-    them; only those of a ``tolerant`` run have to, since newcomers are not reached through shared memory.
+    Shared memory and session files lie in a folder of the run's own: ranks that are killed leave theirs
+    behind. When this process is killed, too, the next one removes them. Ranks do not listen on the network,
+    where anybody could send to them; only those of a ``tolerant`` run have to, since newcomers are not
+    reached through shared memory.
     """
     with contextlib.ExitStack() as stack:
         variables = {}
@@ -81,14 +86,19 @@ def segments(tolerant: bool = False) -> Iterator[dict[str, str]]:
 
 def _is_open_mpi(mpirun: str) -> bool:
     try:
-        return "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20).stdout
+        return (
+            "Open MPI"
+            in subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20).stdout
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
 def _in_a_job() -> bool:
     """Whether a resource manager says where ranks may run."""
-    return any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID"))
+    return any(
+        name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+    )
 
 
 def find_mpirun() -> str:
@@ -96,5 +106,7 @@ def find_mpirun() -> str:
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.is_file() else shutil.which("mpirun")
     if found is None:
-        raise ConfigError("mpirun is not installed; run `pip install 'apex-mpi[mpi]'`, or load your cluster's MPI module")
+        raise ConfigError(
+            "mpirun is not installed; run `pip install 'apex-mpi[mpi]'`, or load your cluster's MPI module"
+        )
     return found

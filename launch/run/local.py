@@ -24,13 +24,17 @@ from launch.run.roles import build, limit_torch_threads
 
 def run(
     config: Config, spec: EnvSpec, topology: Topology, folder: RunFolder, preset: str,
-    show: Callable[[dict], None] | None = None, reader: Reader | None = None, signals: StopSignals | None = None,
+    show: Callable[[dict], None] | None = None, reader: Reader | None = None,
+    signals: StopSignals | None = None,
 ) -> None:  # fmt: skip
     """Run to the end. Deterministic for one seed: no role waits, and each gets one step in turn."""
     ports = make_ports(topology, limits(config, spec))
     with importing():
         limit_torch_threads(config.learner.threads)
-        roles = [build(config, spec, topology, rank, port, folder, preset, show, reader) for rank, port in enumerate(ports)]
+        roles = [
+            build(config, spec, topology, rank, port, folder, preset, show, reader)
+            for rank, port in enumerate(ports)
+        ]
     try:
         step_in_turn(roles, signals or StopSignals())
     finally:
@@ -67,7 +71,10 @@ class _LearnerEndpoint(LearnerEndpoint):
 
         states = [super().state_dict(), *(port.state_dict() for port in self._others)]
         values = [[plain(wire.state_dict()), plain(state)] for wire, state in zip(self._wires, states)]
-        return {"arrays": {f"message_{i}": array for i, array in enumerate(arrays)}, "values": {"ports": values}}
+        return {
+            "arrays": {f"message_{i}": array for i, array in enumerate(arrays)},
+            "values": {"ports": values},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state_dict``, once all ports have been made."""
@@ -81,7 +88,9 @@ class _LearnerEndpoint(LearnerEndpoint):
             return [full(held) for held in value] if isinstance(value, list) else value
 
         loads = [super().load_state_dict, *(port.load_state_dict for port in self._others)]
-        for wire, load, (wire_state, port_state) in zip(self._wires, loads, state["values"]["ports"], strict=True):
+        for wire, load, (wire_state, port_state) in zip(
+            self._wires, loads, state["values"]["ports"], strict=True
+        ):
             wire.load_state_dict(full(wire_state))
             load(full(port_state))
 

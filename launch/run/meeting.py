@@ -1,4 +1,4 @@
-"""What ranks leave in the run folder as they start, for `apex train`: over MPI no rank can send before all have met."""
+"""What ranks write into the run folder as they start: over MPI no rank can send before all have met."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(rank: int) -> None:
 
 
 def begin() -> None:
-    """Say, on the learner's rank, that every rank has begun its role: from now on a signal ends the run in order."""
+    """Mark, on the learner, that every rank has begun: from now on a signal ends the run in order."""
     _leave(_BEGUN)
 
 
@@ -84,16 +84,19 @@ class Meeting:
     def has_begun(self) -> bool:
         """Whether every rank has begun its role.
 
-        True as well while that cannot be seen, or the run folder is removed: a signal then ends the run in order.
+        True as well while that cannot be seen, or the run folder is removed: a signal then ends the run in
+        order.
         """
         try:
-            self._has_begun = self._has_begun or look.is_there(self._folder / _BEGUN) or not look.is_there(self._folder)
+            self._has_begun = (
+                self._has_begun or look.is_there(self._folder / _BEGUN) or not look.is_there(self._folder)
+            )
         except Unreadable:
             return True
         return self._has_begun
 
     def watch(self) -> str | None:
-        """Tell, after ``watchdog_s`` without another rank, who is missing; return why to give up, once that is due."""
+        """Warn of missing ranks after ``watchdog_s`` without another; return why to give up, when due."""
         try:
             missing, stage = self._awaited()
         except Unreadable:  # the disk may answer at the next look
@@ -107,13 +110,19 @@ class Meeting:
             return f"{names} {stage.fault} within {self._limit_s:g} s (run.meet_s)"
         if quiet_s > self._watchdog_s and not self._told:
             self._told = True
-            warn(f"apex: {self._watchdog_s:g} s without another rank: the others wait for {names}{stage.what}")
+            warn(
+                f"apex: {self._watchdog_s:g} s without another rank: the others wait for {names}{stage.what}"
+            )
         return None
 
     def _awaited(self) -> tuple[set[int], _Stage]:
         """Return the first stage that not every rank has behind it, and the ranks that have not."""
         for stage in _STAGES:
-            missing = {rank for rank in range(self._size) if not look.is_there(self._folder / f"{rank}{stage.suffix}")}
+            missing = {
+                rank
+                for rank in range(self._size)
+                if not look.is_there(self._folder / f"{rank}{stage.suffix}")
+            }
             if missing:
                 break
         return missing, stage

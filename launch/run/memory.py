@@ -14,17 +14,22 @@ from apex.schema import EnvSpec, intake_layout, sample_layout
 from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, Topology
 from replay_rank.service import memory_bytes
 
-# What a process of a role has for itself once it works, beside what is counted below: measured in MiB over mpi and
-# zmq with CartPole and Pong 226 to 235, 24 to 31, 121 to 153, 121 to 153. A tenth of the largest is added or more.
-_PROCESS_BYTES = {role: mib * 2**20 for role, mib in {LEARNER: 256, REPLAY: 36, EVALUATOR: 176, ACTOR: 176}.items()}
+# What a process of a role has for itself once it works, beside what is counted below: measured in MiB over
+# mpi and zmq with CartPole and Pong 226 to 235, 24 to 31, 121 to 153, 121 to 153. A tenth of the largest is
+# added or more.
+_PROCESS_BYTES = {
+    role: mib * 2**20 for role, mib in {LEARNER: 256, REPLAY: 36, EVALUATOR: 176, ACTOR: 176}.items()
+}
 # The pages of libraries, which all ranks of a host share: measured 78 to 96 MiB.
 _SHARED_BYTES = 120 * 2**20
-# Copies of the network in a rank's memory. In use, and the message that the next one arrives in; of the evaluator also
-# best.pt, which is made in memory:
+# Copies of the network in a rank's memory. In use, and the message that the next one arrives in; of the
+# evaluator also best.pt, which is made in memory:
 _NETWORKS = {ACTOR: 2, EVALUATOR: 3}
-# Parameters, gradients, two moments of the optimiser, target; of parameters and moments copies from before the step:
+# Parameters, gradients, two moments of the optimiser, target; of parameters and moments copies from before
+# the step:
 _NETWORKS_TRAINED = 8
-# The message that is published, the newest one and one that is still read; of a checkpoint on its way four, and their file:
+# The message that is published, the newest one and one that is still read; of a checkpoint on its way four,
+# and their file:
 _NETWORKS_SENT_AND_SAVED = 3 + 2 * 4
 
 
@@ -49,7 +54,7 @@ def check(config: Config, spec: EnvSpec, topology: Topology, ranks: Iterable[int
 
 
 def _largest_that_fits(config: Config, spec: EnvSpec, room: int) -> str:
-    """Return, in words, the largest capacity of which one replay rank's share takes at most ``room`` bytes."""
+    """Return, in words, the largest capacity whose share on one replay rank takes at most ``room`` bytes."""
     unit = config.actor.intake_batch * config.replay.ranks
     smaller = range(unit, config.replay.capacity, unit)
     fits = bisect.bisect_right(smaller, room, key=lambda capacity: _ring_bytes(config, spec, capacity)) * unit
@@ -67,7 +72,12 @@ def _ring_bytes(config: Config, spec: EnvSpec, capacity: int) -> int:
 
 def _rest_bytes(config: Config, spec: EnvSpec, role: str) -> int:
     """Return what a rank of a role needs for itself, beside a replay rank's ring, index and send buffers."""
-    return _PROCESS_BYTES[role] + _buffer_bytes(config, spec, role) + _network_bytes(config, spec, role) + _env_bytes(config, role)
+    return (
+        _PROCESS_BYTES[role]
+        + _buffer_bytes(config, spec, role)
+        + _network_bytes(config, spec, role)
+        + _env_bytes(config, role)
+    )
 
 
 def _buffer_bytes(config: Config, spec: EnvSpec, role: str) -> int:
@@ -96,7 +106,9 @@ def _one_network_bytes(config: Config, spec: EnvSpec) -> int:
 
 def _env_bytes(config: Config, role: str) -> int:
     """Return what the environments of a role take."""
-    return {ACTOR: config.actor.envs, EVALUATOR: config.evaluator.episodes}.get(role, 0) * envs.bytes_per_env(config.env)
+    return {ACTOR: config.actor.envs, EVALUATOR: config.evaluator.episodes}.get(role, 0) * envs.bytes_per_env(
+        config.env
+    )
 
 
 def _gib(nbytes: int) -> str:

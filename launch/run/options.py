@@ -13,7 +13,7 @@ from apex.say import say
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviation; raises :class:`ConfigError` for what it does not know, with the nearest option."""
+    """Takes no abbreviation; raises :class:`ConfigError` for an unknown option and names the nearest."""
 
     def __init__(self, **options: Any):
         self._known: list[str] = []
@@ -44,8 +44,10 @@ class Parser(argparse.ArgumentParser):
         return parsed, left
 
     def _names(self, args: list[str]) -> Iterable[str]:
-        """Return the long options in ``args`` that are for this parser, not for a command's or for what follows --."""
-        own = itertools.takewhile(lambda text: text != "--" and (text.startswith("-") or not self._has_commands), args)
+        """Return the long options in ``args`` for this parser: not those of a command or after --."""
+        own = itertools.takewhile(
+            lambda text: text != "--" and (text.startswith("-") or not self._has_commands), args
+        )
         return [text.partition("=")[0] for text in own if text.startswith("--")]
 
     def print_help(self, file: object = None) -> None:

@@ -20,12 +20,13 @@ def leave_error(folder: RunFolder, text: str) -> bool:
 def write_error_result(
     folder: RunFolder, config: Config, topology: Topology, preset: str, status: int, reason: str = "error"
 ) -> None:  # fmt: skip
-    """Write the result of a run whose learner did not, from its last row of the log, in place of one that says it ended well."""
+    """Write the result of a run whose learner wrote none or a wrong one, from the last row of its log."""
     row = next((row for row in reversed(folder.rows()) if row_fault(row) is None), None)
     known = row or {}
     result = make_result(
         reason, status, row,
-        eval_return=known.get("eval_return"), eval_episodes=known.get("eval_episodes") or 0, wall_s=known.get("wall_s") or 0.0,
+        eval_return=known.get("eval_return"), eval_episodes=known.get("eval_episodes") or 0,
+        wall_s=known.get("wall_s") or 0.0,
         ranks=topology.size, transport=config.run.transport, preset=preset, seed=config.run.seed,
     )  # fmt: skip
     try:
@@ -33,6 +34,8 @@ def write_error_result(
     except ConfigError:  # none of ours
         earlier = {"status": 0}
     try:
-        folder.write_result(result, replace=earlier is not None and (earlier["status"] == 0 or reason != "error"))
+        folder.write_result(
+            result, replace=earlier is not None and (earlier["status"] == 0 or reason != "error")
+        )
     except OSError as error:
         warn(f"apex: {folder.path}/result.json cannot be written: {error.strerror}")

@@ -33,7 +33,7 @@ def _tell_of_equal_episodes(config: Config) -> None:
     evaluator = config.evaluator
     if evaluator.episodes > 1 and evaluator.epsilon == 0.0 and is_always_the_same(config.env):
         warn(
-            f"apex: the {evaluator.episodes} episodes of an evaluation will be identical: nothing in them is random"
+            f"apex: the {evaluator.episodes} episodes of an evaluation will be identical: nothing varies them"
             " (env.noop_max, env.sticky_actions and evaluator.epsilon are 0)"
         )
 

@@ -43,9 +43,15 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
     from apex.loop import StopSignals
 
     worlds, comm, failure = _meet(config, topology, preset)
-    signals = StopSignals()  # before the ranks meet again, so that once one of them has a role all take signals
+    signals = (
+        StopSignals()
+    )  # before the ranks meet again, so that once one of them has a role all take signals
     if worlds.life():
-        return 0 if comm.join() is None else take_place(config, topology, comm, RunFolder(Path(comm.handover["folder"])))
+        return (
+            0
+            if comm.join() is None
+            else take_place(config, topology, comm, RunFolder(Path(comm.handover["folder"])))
+        )
     try:
         refusal = _attempt(worlds.check_tolerance)[0] if config.run.fault_tolerance == "actors" else None
         if refusal is not None:
@@ -60,7 +66,9 @@ def run(config: Config, topology: Topology, preset: str, resumed: RunFolder | No
         meeting.meet(comm.rank)
         # Where losses are survived there is no waiting for all: one that ends meanwhile is replaced.
         all_begin = partial(worlds.all_begin, comm) if config.run.fault_tolerance == "nobody" else None
-        _be_role(config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint, all_begin)
+        _be_role(
+            config, topology, spec, comm.rank, port, failure.folder, preset, signals, checkpoint, all_begin
+        )
         signals.ignore()
         return worlds.leave(config.run.fault_tolerance == "actors") or _status_of(comm.rank, failure.folder)
     except BaseException as error:
@@ -73,17 +81,25 @@ def _status_of(rank: int, folder: RunFolder) -> int:
 
 
 def _meet(config: Config, topology: Topology, preset: str) -> tuple[Worlds, Any, _Failure]:
-    """Return ``(transport's module, world, how this rank fails)`` once all ranks are there; a signal ends this one at once."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the others are: none waits for Python, which MPI_Init does not let run
+    """Return ``(transport's module, world, how this rank fails)`` once all have met; a signal exits."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # as the others are: none waits for Python, which MPI_Init does not let run
     told = world.from_environment()
     assert told is not None, "a rank belongs to a world"
     meeting.arrive(told[0])
-    if config.run.transport == "mpi" and variables.RUN_FOLDER not in os.environ:  # there is no launcher to give up
-        signal.alarm(ceil(config.run.meet_s))  # a rank that ends before may be waited for for ever, inside MPI_Init
+    if (
+        config.run.transport == "mpi" and variables.RUN_FOLDER not in os.environ
+    ):  # there is no launcher to give up
+        signal.alarm(
+            ceil(config.run.meet_s)
+        )  # a rank that ends before may be waited for for ever, inside MPI_Init
     worlds, _ = world.load(config.run.transport)
     comm = worlds.world(topology.size)
     failure = _Failure(config, topology, comm.rank, preset)
-    failure.folder = RunFolder(os.environ[variables.RUN_FOLDER]) if variables.RUN_FOLDER in os.environ else None
+    failure.folder = (
+        RunFolder(os.environ[variables.RUN_FOLDER]) if variables.RUN_FOLDER in os.environ else None
+    )
     try:
         worlds.meet(comm, config.run.watchdog_s, config.run.meet_s)
     except PeerLost as error:
@@ -129,7 +145,11 @@ class _Failure:
 
         Where the run survives the loss of this rank, only this one ends.
         """
-        alone = self.is_running and self.config.run.fault_tolerance == "actors" and self.topology.is_acting(self.rank)
+        alone = (
+            self.is_running
+            and self.config.run.fault_tolerance == "actors"
+            and self.topology.is_acting(self.rank)
+        )
         try:
             if not (alone and isinstance(error, PeerLost) and self._has_ended_well()):
                 self._report(error, alone and not isinstance(error, PeerLost))
@@ -163,16 +183,23 @@ class _Failure:
 def _agree_to_start(
     comm: Any, config: Config, topology: Topology, preset: str, resumed: RunFolder | None
 ) -> tuple[str | None, Any, Any, Any]:
-    """Return ``(refusal or None, environment's spec, run folder, checkpoint or None)``, the same on every rank."""
+    """Return ``(refusal, environment's spec, run folder, checkpoint)``, the same on every rank."""
     from launch.run import memory
 
     worlds, _ = world.load(config.run.transport)
     path = os.environ.get(variables.RUN_FOLDER)
     if path is not None:  # the launcher has checked
-        return None, worlds.from_learner(comm, lambda: envs.env_spec(config.env)), path, os.environ.get(variables.CHECKPOINT)
+        return (
+            None,
+            worlds.from_learner(comm, lambda: envs.env_spec(config.env)),
+            path,
+            os.environ.get(variables.CHECKPOINT),
+        )
     refusal, spec = worlds.from_learner(comm, lambda: _attempt(preflight.check, config))
     if refusal is None:
-        refusal = worlds.first_from_each_host(comm, lambda ranks: _attempt(memory.check, config, spec, topology, ranks)[0])
+        refusal = worlds.first_from_each_host(
+            comm, lambda ranks: _attempt(memory.check, config, spec, topology, ranks)[0]
+        )
     begun = None
     if refusal is None:
         refusal, begun = worlds.from_learner(comm, lambda: _attempt(begin, config, preset, resumed))
@@ -188,7 +215,7 @@ def _attempt(call: Callable[..., T], *args: object) -> tuple[str | None, T | Non
 
 
 def begin(config: Config, preset: str, resumed: RunFolder | None) -> tuple[Path, Path | None]:
-    """Make the folder of a new run, or prepare that of one which goes on; return it and the checkpoint it goes on from.
+    """Make the folder of a new run, or prepare a resumed one; return it and its checkpoint.
 
     This process holds the folder's lock (:mod:`apex.run_lock`) from then on. Raises :class:`ConfigError`.
     """
@@ -205,7 +232,7 @@ def begin(config: Config, preset: str, resumed: RunFolder | None) -> tuple[Path,
 
 
 def start_folder(config: Config, preset: str) -> Path:
-    """Make the run folder, with the resolved configuration in it; raises :class:`ConfigError` where that fails."""
+    """Make the run folder and write the resolved configuration; raises :class:`ConfigError`."""
     try:
         path = run_folder.create(config.run.directory, preset, config.run.seed)
         run_lock.take(path)
@@ -213,7 +240,9 @@ def start_folder(config: Config, preset: str) -> Path:
         folder.write_config(to_toml(config))
         folder.reserve()
     except OSError as error:
-        raise ConfigError(f"run.directory = '{config.run.directory}' cannot be written to: {error.strerror}") from None
+        raise ConfigError(
+            f"run.directory = '{config.run.directory}' cannot be written to: {error.strerror}"
+        ) from None
     return path
 
 
@@ -226,13 +255,17 @@ def _refuse(rank: int, refusal: str) -> int:
 def _make_port(config: Config, topology: Topology, spec: EnvSpec, comm: Any) -> Endpoint:
     from apex.schema import limits
 
-    bounds, command = limits(config, spec), world.replacement_command() if config.run.fault_tolerance == "actors" else None
+    bounds, command = (
+        limits(config, spec),
+        world.replacement_command() if config.run.fault_tolerance == "actors" else None,
+    )
     wire = world.load(config.run.transport)[1].make_wire(comm, topology, bounds, command=command)
     return world.make_port(wire, topology, bounds)
 
 
 def _be_role(
-    config: Config, topology: Topology, spec: EnvSpec, rank: int, port: Endpoint, folder: RunFolder, preset: str,
+    config: Config, topology: Topology, spec: EnvSpec, rank: int, port: Endpoint, folder: RunFolder,
+    preset: str,
     signals: StopSignals, checkpoint: Path | None, all_begin: Callable[[], None] | None = None,
 ) -> None:  # fmt: skip
     from apex.loop import drive, wait_of
@@ -244,7 +277,9 @@ def _be_role(
     wait = wait_of(port)
     if wait.crowded and role_name in (ACTOR, EVALUATOR):
         os.nice(config.actor.nice)
-    speaks = role_name == LEARNER and variables.RUN_FOLDER not in os.environ  # there is no launcher to show the run
+    speaks = (
+        role_name == LEARNER and variables.RUN_FOLDER not in os.environ
+    )  # there is no launcher to show the run
     if speaks:
         view.announce(config, topology, folder.path)
         if checkpoint is not None:
@@ -265,7 +300,9 @@ def _be_role(
     if role_name == LEARNER:
         meeting.begin()
     grace_s = _OTHERS_START_S if all_begin is None else 0.0
-    watchdog = Watchdog(topology.name(rank), config.run.watchdog_s, folder.stacks_of(*topology.role(rank)), grace_s)
+    watchdog = Watchdog(
+        topology.name(rank), config.run.watchdog_s, folder.stacks_of(*topology.role(rank)), grace_s
+    )
     try:
         drive(role, watchdog, drain_s, signals, wait)
     finally:

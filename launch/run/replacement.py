@@ -1,4 +1,4 @@
-"""The process that takes a lost actor's place in a run over MPI: started by the run itself (see ``apex.transport.mpi_spawn``)."""
+"""A process that replaces a lost actor over MPI; the run itself spawns it (see ``mpi_spawn``)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from apex.topology import Topology
 if TYPE_CHECKING:
     from apex.transport.mpi_spawn import Joining
 
+
 def main() -> int:
     """Join, and be the role until the end."""
-    from apex.transport import mpi_spawn, mpi_world  # not above: the command is asked for where there is no MPI
+    from apex.transport import (
+        mpi_spawn,
+        mpi_world,
+    )  # not above: the command is asked for where there is no MPI
 
     joining = mpi_spawn.accept()
     try:

@@ -33,9 +33,8 @@ _OF_REPLAY = (
 )  # fmt: skip
 
 
-
 def configure(run: str, preset: str | None, overrides: list[str]) -> tuple[Config, RunFolder]:
-    """Return a run's configuration with overrides, and its folder. A preset must name the same environment."""
+    """Return a run's configuration with overrides, and its folder. A preset must name its environment."""
     try:
         folder = RunFolder(run_folder.resolve(run))
     except ConfigError as error:
@@ -78,7 +77,7 @@ def _set_aside(held: Reader, lost: dict[str, str]) -> None:
         warn(f"apex: checkpoint {held.folder}: {name} {what}")
     warn(
         f"apex: {inside} of {total} replay transitions are lost with it; "
-        f"everything else in {held.folder.name} is used. If fewer than replay.min_size are left, learning waits until replay has filled up"
+        f"the rest of {held.folder.name} is used. With fewer than replay.min_size, learning waits for intake"
     )
 
 

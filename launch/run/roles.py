@@ -17,7 +17,7 @@ def build(
     config: Config, spec: EnvSpec, topology: Topology, rank: int, port: Any,
     folder: RunFolder, preset: str, show: Callable[[dict], None] | None = None, reader: Reader | None = None,
 ) -> Role:  # fmt: skip
-    """Return the role of a world rank, which goes on from ``reader``. Imports only what that role needs: a replay rank has no torch."""
+    """Return the role of a rank, resumed from ``reader``; imports only that role."""
     role, index = topology.role(rank)
     if role == REPLAY:
         from replay_rank.service import ReplayService

@@ -1,14 +1,15 @@
-"""Starts the ranks of a job on this host, as mpirun does for MPI: ``python -m launch.run.spawn -n 4 -- COMMAND...``
+"""Starts the ranks of a job on this host, like mpirun: ``python -m launch.run.spawn -n 4 -- COMMAND...``
 
 Every rank gets APEX_RANK, APEX_SIZE, APEX_ENDPOINT (where the ranks meet: a private folder, removed at the
-end, or what ``--endpoint`` says) and APEX_TOKEN (the secret by which the ranks of this job know each other). SIGUSR1 is
-passed on to all. SIGTERM, SIGINT and SIGHUP end all at once. When one fails the others are ended, and its
-status is returned; but one of those that ``--may-lose`` says is started again, with APEX_LIFE, the number of
-processes that it had before, unless it was refused (status 2) or the first rank has ended; once that has ended
-well, those that are still there are ended. The ranks die
-with this process, and this process with the one that started it.
+end, or what ``--endpoint`` says) and APEX_TOKEN (the secret by which the ranks of this job know each other).
+SIGUSR1 is passed on to all. SIGTERM, SIGINT and SIGHUP end all at once. When one fails the others are ended,
+and its status is returned; but one of those that ``--may-lose`` says is started again, with APEX_LIFE, the
+number of processes that it had before, unless it was refused (status 2) or the first rank has ended; once
+that has ended well, those that are still there are ended. The ranks die with this process, and this process
+with the one that started it.
 
-A job on several hosts has one of these on each, with the same APEX_TOKEN (at least 16 bytes in hex) in the environment:
+A job on several hosts has one of these on each, with the same APEX_TOKEN (at least 16 bytes in hex) in the
+environment:
 
     launch.run.spawn --first 0 -n 3 --size 7 --endpoint tcp://10.0.0.1:5555 -- apex train pong --transport zmq
     launch.run.spawn --first 3 -n 4 --size 7 --endpoint tcp://10.0.0.1:5555 -- apex train pong --transport zmq
@@ -97,9 +98,13 @@ class Ranks:
         self._is_over = False  # the first rank, which ends last, has ended well
 
     def start(self, options: argparse.Namespace, endpoint: str, token: str) -> None:
-        """Start them, each in a group of its own, so that Ctrl-C on a terminal comes to this process alone."""
+        """Start them, each in its own process group: Ctrl-C on a terminal reaches only this process."""
         self._options = options
-        self._job = {variables.SIZE: str(options.size or options.n), variables.ENDPOINT: endpoint, variables.TOKEN: token}
+        self._job = {
+            variables.SIZE: str(options.size or options.n),
+            variables.ENDPOINT: endpoint,
+            variables.TOKEN: token,
+        }
         self._job[variables.FIRST] = str(options.first)
         if options.may_lose is not None:
             self._job[variables.MAY_LOSE] = str(options.may_lose)
@@ -112,7 +117,8 @@ class Ranks:
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         try:
             process = subprocess.Popen(
-                self._options.command, env=os.environ | self._job | {variables.RANK: str(rank), variables.LIFE: str(life)},
+                self._options.command,
+                env=os.environ | self._job | {variables.RANK: str(rank), variables.LIFE: str(life)},
                 stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _prepare(spawner, life),
             )  # fmt: skip
             self._running[process.pid], self._lives[rank] = (rank, process), life
@@ -120,7 +126,7 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
 
     def wait(self) -> int:
-        """Return 0 when all have ended well, or the status of the first that has not, as soon as it has not."""
+        """Return 0 once all have ended well, or at once the status of the first that has not."""
         while self._running:
             pid, status = os.wait()
             if pid not in self._running:
@@ -143,11 +149,19 @@ class Ranks:
     def _starts_again(self, rank: int, status: int) -> bool:
         may_lose, lives = self._options.may_lose, self._options.lives
         first_is_here = self._options.first > 0 or any(other == 0 for other, _ in self._running.values())
-        return may_lose is not None and rank >= may_lose and status != _REFUSED and first_is_here and self._lives[rank] < lives
+        return (
+            may_lose is not None
+            and rank >= may_lose
+            and status != _REFUSED
+            and first_is_here
+            and self._lives[rank] < lives
+        )
 
     def signal(self, number: int, first: int = 0) -> None:
         """Send a signal to all that run, from a rank on."""
-        processes.signal_all([process.pid for rank, process in self._running.values() if rank >= first], number)
+        processes.signal_all(
+            [process.pid for rank, process in self._running.values() if rank >= first], number
+        )
 
     def stand_still(self) -> None:
         """Ctrl-Z: stop the ranks and this process until the shell lets it go on; then let them."""
@@ -168,14 +182,16 @@ def _prepare(spawner: int, life: int) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    if life:  # the signal that ends the run comes to all ranks, and one that is still starting would die of it
+    if (
+        life
+    ):  # the signal that ends the run comes to all ranks, and one that is still starting would die of it
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if os.getppid() != spawner:  # it ended before the kernel was told
         os._exit(1)
 
 
 def _token(options: argparse.Namespace) -> str:
-    """Return the job's token, made here where none is set; raises :class:`ConfigError` where others could guess it.
+    """Return the job's token, a new one where none is set; raises :class:`ConfigError` for a weak one.
 
     Where ranks of other launchers belong to the job, it has to be set: each would make another.
     """
@@ -208,11 +224,22 @@ def _free_port() -> int:
 def _parser() -> Parser:
     parser = Parser(prog="launch.run.spawn", description="Start the ranks of a job over ZeroMQ on this host.")
     parser.add_argument("-n", type=int, required=True, help="ranks to start here")
-    parser.add_argument("--size", type=int, help="ranks of the whole job, on all hosts (default: those started here)")
-    parser.add_argument("--first", type=int, default=0, help="the first of the ranks started here (default: 0)")
-    parser.add_argument("--endpoint", help="where the ranks meet: tcp://host:port, ipc:///folder, or tcp (a free port of 127.0.0.1)")
-    parser.add_argument("--may-lose", type=int, metavar="RANK", help="ranks from this one on are started again when they fail")
-    parser.add_argument("--lives", type=int, default=0, metavar="N", help="how often each of them (default: 0)")
+    parser.add_argument(
+        "--size", type=int, help="ranks of the whole job, on all hosts (default: those started here)"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, help="the first of the ranks started here (default: 0)"
+    )
+    parser.add_argument(
+        "--endpoint",
+        help="where the ranks meet: tcp://host:port, ipc:///folder, or tcp (a free port of 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--may-lose", type=int, metavar="RANK", help="ranks from this one on are started again when they fail"
+    )
+    parser.add_argument(
+        "--lives", type=int, default=0, metavar="N", help="how often each of them (default: 0)"
+    )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what each rank runs")
     return parser
 

@@ -1,7 +1,7 @@
 """What a job says, passed on line by line: one process writes to the terminal.
 
-What mpirun itself says of ranks that it has lost can be left out: the run tells of them, and goes on. Its messages come
-between two lines of dashes, in the stream in which the ranks' own words come.
+What mpirun itself says of ranks that it has lost can be left out: the run tells of them, and goes on. Its
+messages come between two lines of dashes, in the stream in which the ranks' own words come.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def spoken(lines: Iterable[str]) -> Iterator[str]:
     held: list[str] = []
     for line in lines:
         is_border = line.startswith(_DASHES)
-        if len(held) == 1 and not line.startswith(_OF_LAUNCHER):  # the dashes were of something else: nothing waits for their end
+        if len(held) == 1 and not line.startswith(
+            _OF_LAUNCHER
+        ):  # the dashes were of something else: nothing waits for their end
             yield held.pop()
         if held:
             held.append(line)
@@ -36,7 +38,7 @@ def spoken(lines: Iterable[str]) -> Iterator[str]:
 
 
 def follow(process: subprocess.Popen[str], hushes: bool) -> list[threading.Thread]:
-    """Pass on what a process says on its stdout and stderr, pipes of text; the threads that do so end with the process.
+    """Pass on the output of a process (pipes of text) in threads that end with it.
 
     With ``hushes`` only what is :func:`spoken`.
     """

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def announce(config: Config, topology: Topology, path: Path) -> None:
     """Say what is being started and where it is written."""
     roles = f"1 learner, {topology.replay_ranks} replay, 1 evaluator, {topology.num_actors} actors"
-    say(f"apex: {path}: {config.env.id}, starting {topology.size} ranks over {config.run.transport} ({roles})")
+    say(
+        f"apex: {path}: {config.env.id}, starting {topology.size} ranks over {config.run.transport} ({roles})"
+    )
 
 
 def conclude(folder: RunFolder) -> None:
@@ -125,18 +127,22 @@ def _batches(tail: Tail, is_alive: Callable[[], bool], period_s: float) -> Itera
 
 
 def _new_rows(tail: Tail) -> list[dict]:
-    """Return the new rows; [] while the disk does not give them: a run does not end because it cannot be shown."""
+    """Return the new rows; [] while the disk fails to give them, which does not end a run."""
     try:
         return tail.new_rows()
     except Unreadable:
         return []
 
 
-def _show_live(batches: Iterable[list[dict]], told: deque[tuple[bool, str]], title: str, console: Console) -> None:
+def _show_live(
+    batches: Iterable[list[dict]], told: deque[tuple[bool, str]], title: str, console: Console
+) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(table({}, title), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with Live(
+        table({}, title), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    ) as live:
         for rows in batches:
             stands_above = bool(told)
             while told:
@@ -154,7 +160,8 @@ def _show_live(batches: Iterable[list[dict]], told: deque[tuple[bool, str]], tit
 
 def _learner(row: dict) -> tuple[str, ...]:
     details = (
-        f"loss {_small(row.get('loss'))}  TD error {_small(row.get('td_error'))}  Q {_number(row.get('q_value'))}"
+        f"loss {_small(row.get('loss'))}  TD error {_small(row.get('td_error'))}  "
+        f"Q {_number(row.get('q_value'))}"
         f"  grad norm {_small(row.get('grad_norm'))}"
     )
     done, rate = f"{_count(row.get('learner_steps'))} steps", _rate(row.get("learner_steps_per_s"))

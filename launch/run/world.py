@@ -20,9 +20,15 @@ if TYPE_CHECKING:  # read before NumPy is imported, which reads the thread varia
 
 T = TypeVar("T")
 
-# (rank, size) as set by launch.run.spawn; by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun --mpi=pmix.
+# (rank, size) as set by launch.run.spawn; by Open MPI's mpirun; by MPICH's and by srun --mpi=pmi2; by srun
+# --mpi=pmix.
 _OUR_VARIABLES = (variables.RANK, variables.SIZE)
-_VARIABLES = (_OUR_VARIABLES, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
+_VARIABLES = (
+    _OUR_VARIABLES,
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "SLURM_NTASKS"),
+)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 # The launcher passes the signal that ends a run on to all ranks. One that is still starting would die of it.
@@ -40,18 +46,20 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, 
         return None
     rank, size = (environment[name] for name in names)
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-        raise ConfigError(f"{names[0]}={rank} and {names[1]}={size} name no rank of a world; unset them to start on your own")
+        raise ConfigError(
+            f"{names[0]}={rank} and {names[1]}={size} are no rank of a world; unset them to start alone"
+        )
     return int(rank), int(size)
 
 
 def from_srun(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Return ``(task, tasks)`` of the step of SLURM that this process belongs to, or None: tasks, whether or not a world."""
+    """Return ``(task, tasks)`` of this process's step of SLURM, or None outside one."""
     task, tasks = (environment.get(name, "") for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
     return (int(task), int(tasks)) if task.isdecimal() and tasks.isdecimal() else None
 
 
 def is_bare(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether srun has started several tasks that no MPI makes a world: each would take itself for the only one."""
+    """Whether srun started several tasks without an MPI world: each would believe that it is alone."""
     step = from_srun(environment)
     is_world = any(all(name in environment for name in pair) for pair in _VARIABLES)
     return step is not None and step[1] > 1 and not is_world
@@ -61,7 +69,7 @@ def _refuse_bare_tasks(environment: Mapping[str, str]) -> None:
     step = from_srun(environment)
     if step is not None and is_bare(environment):
         raise ConfigError(
-            f"srun has started {step[1]} tasks, but no MPI world for them; name the PMI that your MPI was built for, "
+            f"srun has started {step[1]} tasks, but no MPI world; name the PMI of your MPI, "
             "as --mpi=pmix or --mpi=pmi2 (srun --mpi=list shows those of this SLURM)"
         )
 
@@ -72,7 +80,7 @@ def transport() -> str:
 
 
 class Worlds(Protocol):
-    """The module of a transport's world (see ``apex.transport.mpi_world``); ``world`` is what its function of that name returned."""
+    """The module of a transport's world (see ``apex.transport.mpi_world``); ``world`` is its world."""
 
     def world(self, expected_size: int) -> Any:
         """Return the world that this process is a rank of: it has ``rank``, ``size`` and ``allgather``."""
@@ -90,7 +98,7 @@ class Worlds(Protocol):
         """Return what ``make()`` gives on the learner's rank, on every rank."""
 
     def first_from_each_host(self, world: Any, make: Callable[[list[int]], T | None], /) -> T | None:
-        """Return the first value other than None that ``make(ranks on the host)`` gives on any host, on every rank."""
+        """Return the first value other than None that ``make(ranks on the host)`` returns on any host."""
 
     def check_tolerance(self) -> None:
         """Raise :class:`ConfigError` where the loss of a rank would end the job."""
@@ -105,8 +113,10 @@ class Worlds(Protocol):
 class Wires(Protocol):
     """The module of a transport's wire (see ``apex.transport.mpi``)."""
 
-    def make_wire(self, world: Any, topology: Topology, limits: Limits, /, *, command: list[str] | None = None) -> Wire:
-        """Return this rank's wire; with ``command``, which starts a process in a lost one's place, losses are survived."""
+    def make_wire(
+        self, world: Any, topology: Topology, limits: Limits, /, *, command: list[str] | None = None
+    ) -> Wire:
+        """Return this rank's wire; with ``command``, which starts a replacement, losses are survived."""
 
     def connect(self, joining: Any, /) -> Any:
         """In a process that takes a lost one's place: return what ``join_wire`` needs."""
@@ -123,7 +133,11 @@ def load(name: str) -> tuple[Worlds, Wires]:
 
 def threads(config: Config, role: str) -> int:
     """Return the threads a role may compute with."""
-    return {LEARNER: config.learner.threads, ACTOR: config.actor.threads, EVALUATOR: config.actor.threads}.get(role, 1)
+    return {
+        LEARNER: config.learner.threads,
+        ACTOR: config.actor.threads,
+        EVALUATOR: config.actor.threads,
+    }.get(role, 1)
 
 
 def limit_threads(config: Config, topology: Topology, rank: int) -> None:
@@ -133,9 +147,11 @@ def limit_threads(config: Config, topology: Topology, rank: int) -> None:
 
 
 def replacement_command() -> list[str]:
-    """Return the command that starts a process in a lost actor's place, whatever its folder and environment are."""
+    """Return the command that starts a replacement of a lost actor, in any folder and environment."""
     root = str(Path(__file__).resolve().parents[2])
-    program = f"import sys; sys.path[:0] = [{root!r}]; from launch.run.replacement import main; sys.exit(main())"
+    program = (
+        f"import sys; sys.path[:0] = [{root!r}]; from launch.run.replacement import main; sys.exit(main())"
+    )
     return ["/bin/sh", "-c", _WITHOUT_USR1, "sh", sys.executable, "-P", "-c", program]
 
 

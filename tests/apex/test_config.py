@@ -270,7 +270,7 @@ class TestOldNames:
             made = load("cartpole", [f"{old}={value}"])
             assert vars(vars(made)[section])[new] == value
         told = capsys.readouterr().err
-        assert told == f"apex: --set: '{old}' is now '{section}.{new}'; the old name goes with the next release\n"
+        assert told == f"apex: --set: '{old}' is now '{section}.{new}'; the next release drops the old name\n"
 
     def test_a_rank_whose_launcher_has_told_says_nothing(self, capsys, monkeypatch):
         monkeypatch.setenv("APEX_RUN_FOLDER", "/somewhere")

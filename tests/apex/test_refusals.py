@@ -68,7 +68,7 @@ def test_variables_that_name_no_rank_are_refused_and_told(monkeypatch, capsys, v
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PMI_RANK", values[0])
     monkeypatch.setenv("PMI_SIZE", values[1])
-    assert "name no rank of a world" in refusal(world.from_environment)
+    assert "are no rank of a world" in refusal(world.from_environment)
     assert main(["train", "cartpole"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
