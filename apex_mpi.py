@@ -1,7 +1,8 @@
 """The `apex` command: has our packages found before others of the same names, then runs ``launch.cli.main``.
 
-Every ROS 2 shell has a package ``launch`` on PYTHONPATH, and NVIDIA's mixed-precision package is called ``apex``.
-The name of this module is that of the distribution, so no other package has it. It imports nothing of ours above.
+Every ROS 2 shell has a package ``launch`` on PYTHONPATH, and NVIDIA's mixed-precision package is called
+``apex``. The name of this module is that of the distribution, so no other package has it. It imports nothing
+of ours above.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PACKAGES = ("actors", "apex", "configs", "launch", "learner", "native", "replay_
 
 
 class Finder:
-    """Finds our packages beside this file, and no other module: what else is in that folder keeps its place on the path."""
+    """Finds our packages beside this file; other modules there keep their place on the path."""
 
     @staticmethod
     def find_spec(
@@ -29,7 +30,7 @@ class Finder:
 
 
 def main() -> int:
-    """Run the command; return its exit status: 2 where another package has one of our names and is imported already."""
+    """Run the command; return its exit status: 2 where a package with one of our names was imported."""
     foreign = next((name for name in PACKAGES if name in sys.modules and not _is_ours(name)), None)
     if foreign is not None:
         with contextlib.suppress(OSError, ValueError):  # apex.say may be what cannot be imported
@@ -56,7 +57,8 @@ def _place(name: str) -> str:
 
 def _refusal(name: str) -> str:
     return (
-        f"apex: another package called '{name}' was imported when Python started, from {_place(name)}; remove that "
+        f"apex: another package called '{name}' was imported when Python started, "
+        f"from {_place(name)}; remove that "
         "import (it is in sitecustomize, usercustomize or a .pth file), or start with: PYTHONPATH= apex ..."
     )
 

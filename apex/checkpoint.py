@@ -315,12 +315,16 @@ class Reader:
         counters, fields = Counters(role), REPORT_FIELDS[role]
         if role == REPLAY:
             held = [self.values(f"{REPLAY}-{old}")["counters"] for old in range(self.replay_ranks)]
-            shares = {name: share([old[name] for old in held], ranks, index) for name in fields if name in held[0]}
+            shares = {
+                name: share([old[name] for old in held], ranks, index) for name in fields if name in held[0]
+            }
             counters.load_state_dict(shares)
             return counters
         answers = sorted(self.answers(role).items())
         if mine := [state["counters"] for old, state in answers if old % ranks == index]:
-            counters.load_state_dict({name: sum(old[name] for old in mine) for name in fields if name in mine[0]})
+            counters.load_state_dict(
+                {name: sum(old[name] for old in mine) for name in fields if name in mine[0]}
+            )
         return counters
 
     def _corrupt(self, why: str) -> Corrupt:

@@ -1,7 +1,8 @@
 """What the learner asks of a rank beside data, and what the rank acknowledges.
 
-Each message is a named tuple whose fields travel as JSON (see ``CONTROLS`` in :mod:`apex.transport.wire`, which says
-who may send which to whom). ``fault()`` says what is wrong with the values of one that has arrived.
+Each message is a named tuple whose fields travel as JSON (see ``CONTROLS`` in :mod:`apex.transport.wire`,
+which says who may send which to whom). ``fault()`` says what is wrong with the values of one that has
+arrived.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class EpsilonAck(NamedTuple):
 
 
 class NoMoreIntake(NamedTuple):
-    """All actors have finished, so a replay rank's counts are final once it has taken what is here. Nobody acknowledges it."""
+    """All actors have finished: a replay rank's counts are final once it has received what is here."""
 
     def fault(self) -> str | None:
         """Nothing can be wrong."""

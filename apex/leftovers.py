@@ -18,7 +18,7 @@ _LONGEST_FOLDER = 80  # bytes; a socket's path may have 107
 
 @contextlib.contextmanager
 def folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder of mode 0700, and remove it at the end; first remove those that no process uses any more.
+    """Yield a new folder of mode 0700 and remove it at the end; first remove abandoned ones.
 
     ``parent`` is the folder for temporary files where it is None. Raises OSError where no folder can be made.
     """
@@ -26,7 +26,9 @@ def folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     remove_abandoned(prefix, parent)
     made = Path(tempfile.mkdtemp(prefix=f".{prefix}{os.getpid()}-", dir=parent))
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # where a file system knows no locks, nobody else can remove it either
+        with contextlib.suppress(
+            OSError
+        ):  # where a file system knows no locks, nobody else can remove it either
             stack.enter_context(_locked(made))
         made = made.rename(made.with_name(made.name[1:]))  # only now do others see it, and that it is in use
         stack.callback(shutil.rmtree, made, ignore_errors=True)
@@ -34,14 +36,17 @@ def folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def remove_abandoned(prefix: str, parent: Path) -> None:
-    """Remove what processes of this user that were killed have left; what is in use, or another user's, stays."""
+    """Remove the folders of killed processes of this user; folders in use, or another user's, stay."""
     for left in [*parent.glob(f"{prefix}*"), *_unfinished(prefix, parent)]:
-        with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_NB):  # OSError: it is in use, or another user's
+        with (
+            contextlib.suppress(OSError),
+            _locked(left, fcntl.LOCK_NB),
+        ):  # OSError: it is in use, or another user's
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _unfinished(prefix: str, parent: Path) -> list[Path]:
-    """Return folders that were made long ago and never came to be used: who made them was killed in between."""
+    """Return old folders that were never used: their makers were killed in between."""
     found = []
     for path in parent.glob(f".{prefix}*"):
         with contextlib.suppress(OSError):  # it is in use by now
@@ -52,11 +57,11 @@ def _unfinished(prefix: str, parent: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, wait: int = 0) -> Iterator[None]:
-    """Hold the lock that says a folder is in use; raises OSError where it cannot be taken (LOCK_NB: at once), or the
+    """Hold the lock of a folder in use; raises OSError where it is taken (LOCK_NB: at once), or the
     folder is another user's.
 
-    The kernel frees it when this process ends, however it does. It is seen from every container that has the same
-    file system; a process's number is not: each container counts its own, and numbers come again.
+    The kernel frees it when this process ends, however it does. It is seen from every container that has the
+    same file system; a process's number is not: each container counts its own, and numbers come again.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -14,7 +14,7 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no fil
 
 
 class Unreadable(ConfigError):
-    """Looking failed (permission, a disk's error, a stale handle): nothing is known and nothing is changed."""
+    """A look failed (permission, disk error, stale handle): nothing is known and nothing changes."""
 
 
 def is_missing(error: OSError) -> bool:
@@ -28,7 +28,7 @@ def unreadable(path: StrPath, error: OSError) -> Unreadable:
 
 
 def mode(path: StrPath) -> int | None:
-    """Return the ``st_mode`` of what ``path`` leads to, or None where it is missing. Raises :class:`Unreadable`."""
+    """Return the ``st_mode`` of what ``path`` leads to, or None if missing. Raises :class:`Unreadable`."""
     try:
         return os.stat(path).st_mode
     except ValueError:  # a name that no file can have
@@ -45,7 +45,7 @@ def is_there(path: StrPath) -> bool:
 
 
 def is_file(path: StrPath) -> bool:
-    """Return whether ``path`` leads to a regular file: another would block, or has no contents. Raises :class:`Unreadable`."""
+    """Return whether ``path`` leads to a regular file. Raises :class:`Unreadable`."""
     found = mode(path)
     return found is not None and stat.S_ISREG(found)
 

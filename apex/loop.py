@@ -18,32 +18,35 @@ _FIRST_SLEEP_S, _SHORT_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3, 20e-3
 _OF_THE_SILENCE = 1 / 32  # share of the time without messages that the next sleep may take
 _TAKEN_S = 200e-6  # a yield this long means that somebody else wanted the core
 _SLEEP_ONLY_S = 1.0
-_WOKEN_WITHIN_S = 5e-3  # longest first wait where a message ends it; what no message tells of is then seen too
+_WOKEN_WITHIN_S = 5e-3  # longest first wait where messages end it: other events are then seen too
 
 
 class Wait:
     """Yield the core a few times, then sleep, twice as long each time, from half the last sleep on.
 
-    A rank blocked inside MPI spins at full load, so no role ever blocks there; polling with sleeps
-    leaves the cores to the ranks that have work. A yield is the quickest way to wait on a core of
-    one's own, but on one that another process computes on it gives away a whole slice: 4 ms, where
-    a sleep of 50 us takes 115 us with or without company (both measured). So a rank that may have to
-    share its core (``crowded``: there are more ranks than cores), or finds that it does, sleeps from the first
-    poll on. A transport whose messages wake a sleeper has a ``wait(seconds)``, which takes the place of both.
+    A rank blocked inside MPI spins at full load, so no role ever blocks there; polling with sleeps leaves the
+    cores to the ranks that have work. A yield is the quickest way to wait on a core of one's own, but on one
+    that another process computes on it gives away a whole slice: 4 ms, where a sleep of 50 us takes 115 us
+    with or without company (both measured). So a rank that may have to share its core (``crowded``: there are
+    more ranks than cores), or finds that it does, sleeps from the first poll on. A transport whose messages
+    wake a sleeper has a ``wait(seconds)``, which takes the place of both.
 
-    A sleep lasts a millisecond, or 1/32 of the time without messages if that is longer, and never above 20 ms. So an
-    idle rank polls 50 times a second, and what nobody announces is seen 20 ms late at most. Ranks of one host
-    end sleeps above a millisecond by a bell (see ``shared.Bell``); shorter ones are not worth a system call.
+    A sleep lasts a millisecond, or 1/32 of the time without messages if that is longer, and never above 20
+    ms. So an idle rank polls 50 times a second, and what nobody announces is seen 20 ms late at most. Ranks
+    of one host end sleeps above a millisecond by a bell (see ``shared.Bell``); shorter ones are not worth a
+    system call.
     """
 
     def __init__(
         self, ranks: int = 1, cores: int = 1, woken_by: Callable[[float], None] | None = None,
-        bell: Bell | None = None, traffic: Callable[[], int] | None = None, moving: Callable[[], bool] | None = None,
+        bell: Bell | None = None, traffic: Callable[[], int] | None = None,
+        moving: Callable[[], bool] | None = None,
     ):  # fmt: skip
-        """For one of so many ranks on a host with so many cores; ``woken_by`` is the port's own ``wait``, if it has one.
+        """For one of ``ranks`` on a host with ``cores``; ``woken_by`` is the port's own ``wait``, if any.
 
-        ``bell`` is the ``shared.Bell`` that neighbours ring, None without; ``traffic()`` counts messages that have come;
-        ``moving()`` says whether one is on its way that only polls of this rank carry on: then no sleep is above a millisecond.
+        ``bell`` is the ``shared.Bell`` that neighbours ring, None without; ``traffic()`` counts messages that
+        have come; ``moving()`` says whether one is on its way that only polls of this rank carry on: then no
+        sleep is above a millisecond.
         """
         self.ranks, self.cores, self._woken_by = ranks, cores, woken_by
         self._bell, self._listens = bell, False
@@ -53,11 +56,17 @@ class Wait:
         self._silent_since: float | None = None
 
     def __str__(self) -> str:
-        how = "is woken by messages" if self._woken_by else "sleeps at once" if self.crowded else "yields its core, then sleeps"
+        how = (
+            "is woken by messages"
+            if self._woken_by
+            else "sleeps at once"
+            if self.crowded
+            else "yields its core, then sleeps"
+        )
         return f"{self.ranks} ranks on {self.cores} cores here: a rank without work {how}"
 
     def reset(self) -> None:
-        """There was work: the next wait starts with half the sleep that this one ended with, and half a millisecond at most."""
+        """After work: the next wait starts with half of the last sleep, at most half a millisecond."""
         self._idle_polls, self._silent_since = 0, None
         if self._slept_s:
             self._sleep_s, self._slept_s = max(min(self._slept_s, _SHORT_SLEEP_S) / 2, _FIRST_SLEEP_S), 0.0
@@ -99,7 +108,9 @@ class Wait:
         if self._bell is None or self._sleep_s <= _SHORT_SLEEP_S:
             time.sleep(self._sleep_s)
         elif not self._listens:
-            self._listen(True)  # the next poll finds what was sent before anybody could know that this rank sleeps
+            self._listen(
+                True
+            )  # the next poll finds what was sent before anybody could know that this rank sleeps
             return
         elif self._bell.wait(self._sleep_s):
             self._stir()
@@ -119,7 +130,7 @@ class Wait:
 
 
 def wait_of(port: Port) -> Wait:
-    """Return how a rank with this port waits: by the ranks on its host and the cores that this process may use."""
+    """Return how a rank with this port waits, by the ranks on its host and the cores of this process."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return Wait(port.ranks_here, cores, *port.waking())
 
@@ -128,7 +139,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def on_stop_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    """Have ``handler(number, frame)`` called for every signal that asks for the end; nohup's wish is respected."""
+    """Call ``handler(number, frame)`` for every stop signal; SIGHUP stays ignored under nohup."""
     for number in _STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
@@ -141,7 +152,7 @@ class StopSignals:
     """
 
     def __init__(self, forces: bool = False):
-        """With ``forces``, a second Ctrl-C raises :class:`Forced`; else what has started this process sees to that."""
+        """With ``forces``, a second Ctrl-C raises :class:`Forced`; else the launcher sees to that."""
         self.caught: str | None = None
         self.went_on = False
         self._forces = forces
@@ -149,7 +160,7 @@ class StopSignals:
         signal.signal(signal.SIGCONT, self._note_going_on)
 
     def ignore(self) -> None:
-        """All is done: one still on its way, as to a rank of another host, comes when Python has already put its handlers away."""
+        """The run has ended: ignore signals, which may come when Python has removed its handlers."""
         on_stop_signals(signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -177,7 +188,8 @@ class DrainTimeout(RuntimeError):
 def drive(role: Role, watchdog: Watchdog, drain_s: float, signals: StopSignals, wait: Wait) -> None:
     """Step ``role`` until it has finished; ask for the end of the run when a signal has arrived.
 
-    Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``, from the last time on that this process went on.
+    Raises :class:`DrainTimeout` where the end takes longer than ``drain_s``, from the last time on that this
+    process went on.
     """
     deadline, now = None, time.monotonic()
     while not role.finished:
@@ -203,4 +215,7 @@ def drive(role: Role, watchdog: Watchdog, drain_s: float, signals: StopSignals, 
 
 
 def _drain_timeout(role: Role, name: str, drain_s: float) -> DrainTimeout:
-    return DrainTimeout(f"{name} could not finish within {drain_s:g} s of the end of the run; it waits for {role.port.waits_for()}")
+    return DrainTimeout(
+        f"{name} could not finish within {drain_s:g} s of the end of the run; "
+        f"it waits for {role.port.waits_for()}"
+    )

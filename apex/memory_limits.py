@@ -1,4 +1,4 @@
-"""How much memory this process and those beside it may still take: the machine's, and what control groups leave of it.
+"""The memory that is still available: the machine's, and what control groups leave of it.
 
 A limit holds for a group and all below it, so each level from this process's group up to the top of the mount
 counts. Pages of files do not: the kernel takes them back before it refuses memory to anyone.
@@ -15,26 +15,30 @@ _ROOT = Path("/")
 
 
 class _Version(NamedTuple):
-    """The names of one version's files, and of the lines of ``memory.stat`` that count what can be taken back."""
+    """File names of one version, and the lines of ``memory.stat`` that count reclaimable memory."""
 
     limits: tuple[str, ...]
     used: str
     reclaimable: tuple[str, ...]
 
 
-_V1 = _Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-_V2 = _Version(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file", "slab_reclaimable"))
+_V1 = _Version(
+    ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+)
+_V2 = _Version(
+    ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file", "slab_reclaimable")
+)
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that are still available; ``root`` is the folder that holds ``proc`` and the mounts."""
+    """Return the available bytes; ``root`` is the folder that holds ``proc`` and the mounts."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     return min(free, *(_left(folder, version) for folder, version in _groups(root)), NO_LIMIT)
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Version]]:
-    """Yield the folder of each group that this process is in for its memory, from its own to the mount's top."""
+    """Yield the memory groups of this process, from its own to the top of the mount."""
     paths = _own_paths(root)
     for mounted, at, version in _mounts(root):
         path = paths.get(version)
@@ -77,7 +81,7 @@ def _unescaped(field: str) -> str:
 
 
 def _below(path: str, mounted: str) -> tuple[str, ...]:
-    """Return the folders from the mount's top down to ``path``; none where a container shows its own group alone."""
+    """Return the folders from the top of the mount to ``path``; none if a container shows only its own."""
     own, top = Path(path), Path(mounted)
     if ".." in own.parts or not own.is_relative_to(top):
         return ()
@@ -90,7 +94,9 @@ def _left(folder: Path, version: _Version) -> int:
     limits = [_number(folder / name) for name in version.limits]
     if version is _V1:  # also where a parent cannot be seen from here
         limits.append(int(stat.get("hierarchical_memory_limit", NO_LIMIT)))
-    used = _number(folder / version.used, default=0) - sum(int(stat.get(name, 0)) for name in version.reclaimable)
+    used = _number(folder / version.used, default=0) - sum(
+        int(stat.get(name, 0)) for name in version.reclaimable
+    )
     return max(0, min(limits) - max(0, used))
 
 

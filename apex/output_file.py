@@ -1,7 +1,8 @@
 """The files that commands are asked to write: one rule for every option that names one.
 
-The suffix says what is written. Folders are made. What could not be written is refused before anything is measured or
-played. A file is written beside its name and then renamed: an old one stays until the new one is whole.
+The suffix says what is written. Folders are made. What could not be written is refused before anything is
+measured or played. A file is written beside its name and then renamed: an old one stays until the new one is
+whole.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ JSON, MARKDOWN, FILM, PICTURE = (".json",), (".md",), (".gif",), (".png", ".pdf"
 
 
 class OutputFile:
-    """The file that ``option`` names; raises :class:`ConfigError`, in one line, where it could not be written."""
+    """The file that ``option`` names; raises :class:`ConfigError` where it could not be written."""
 
     def __init__(self, option: str, path: Path, suffixes: tuple[str, ...]):
         self.option, self.path = option, Path(path)
@@ -40,7 +41,7 @@ class OutputFile:
         return self.path.suffix.lower()
 
     def write(self, save: Callable[[Path], object], about: str = "") -> None:
-        """Have ``save(path)`` write the file, under another name at first; say what was written, and over what."""
+        """Let ``save(path)`` write a temporary file, rename it, and say what was written or replaced."""
         aside = self._aside()
         try:
             save(aside)

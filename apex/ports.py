@@ -4,10 +4,10 @@ A role never waits inside a port. It asks, does what work there is, and returns 
 whoever drives the role decides how to wait (see ``apex/loop.py``). All message buffers are
 flat uint8 arrays laid out by ``apex.schema``; nothing on these paths is pickled.
 
-Ending: the learner calls ``stop``; every other port then reports ``stopping``. A role that sees it
-sends nothing new except its last report and calls ``finish``; a replay rank does so when the learner has told
-it that all actors are through, so that its last counts hold all that was on its way. ``finished`` turns true once every
-message of every rank has been received, so no rank leaves while another still sends to it.
+Ending: the learner calls ``stop``; every other port then reports ``stopping``. A role that sees it sends
+nothing new except its last report and calls ``finish``; a replay rank does so when the learner has told it
+that all actors are through, so that its last counts hold all that was on its way. ``finished`` turns true
+once every message of every rank has been received, so no rank leaves while another still sends to it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LOST, REPLACED, NOT_REPLACED = "lost", "replaced", "not replaced"
 
 
 class Change(NamedTuple):
-    """An acting rank is ``LOST``; a new process has taken its place (``REPLACED``), or none can (``NOT_REPLACED``), and why."""
+    """An acting rank is ``LOST``, ``REPLACED`` by a new process, or ``NOT_REPLACED``; and why."""
 
     rank: int
     what: str
@@ -102,13 +102,13 @@ class Port(Protocol):
 
     @property
     def refused(self) -> int:
-        """Messages that were malformed, too long or not asked for, and were dropped; of each kind the first was printed."""
+        """Messages that were malformed, too long or unexpected, and dropped; one of each kind was printed."""
 
     def waking(self) -> Waking:
         """Return how messages wake this rank."""
 
     def refuse(self, kind: str, why: str) -> None:
-        """Count a message of a kind of ``apex.refusals`` whose content the role rejects; it has changed nothing."""
+        """Count a message whose content the role rejects, by a kind of ``apex.refusals``."""
 
     def poll_refusals(self) -> dict[str, int]:
         """Return kind -> messages refused since the last call."""
@@ -117,7 +117,7 @@ class Port(Protocol):
         """Let messages move; cheap, called often."""
 
     def send_report(self, vector: np.ndarray) -> bool:
-        """Send this role's counters to the learner; False (not sent) while an earlier report is on its way."""
+        """Send this role's counters to the learner; False while an earlier report is on its way."""
 
     def poll_request(self) -> Request | None:
         """Return the learner's request if one has arrived; to be polled until ``finished``."""
@@ -126,7 +126,7 @@ class Port(Protocol):
         """Acknowledge the request that was polled last; once at most, and not after ``finish``."""
 
     def request_stop(self) -> None:
-        """Ask the learner to end the run (a signal arrived here). May be called at any time; once it is ``stopping``, nothing is sent."""
+        """Ask the learner to end the run: a signal arrived here. Once ``stopping``, nothing is sent."""
 
     @property
     def stopping(self) -> bool:
@@ -140,7 +140,7 @@ class Port(Protocol):
         """All ranks have finished and all messages have been received."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is in flight here, for a world of one process; the learner's port returns that of all ranks."""
+        """Return what is in flight here, for a world of one process; the learner's port has that of all."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state_dict``, once the ports of all ranks exist."""
@@ -153,7 +153,7 @@ class WeightsPort(Port, Protocol):
     """Roles that act with the learner's weights: actors and the evaluator."""
 
     handover: dict[str, Any] | None
-    """What the learner told this process when it took a lost one's place (``LearnerPort.replace``); None for one of the start."""
+    """The learner's handover to a process that replaces a lost one; None for a process of the start."""
 
     def request_weights(self, min_learner_steps: int, into: np.ndarray) -> None:
         """Ask for the newest publish of at least that many learner steps, to be received in place.
@@ -170,7 +170,7 @@ class ActorPort(WeightsPort, Protocol):
     """An actor streams intake batches, at most a fixed number on the wire."""
 
     def intake_memory(self, rows: int, nbytes: int) -> np.ndarray:
-        """Return uint8[rows, nbytes], zeroed, to build intake batches in; asked for once. What is sent from there may be spared a copy."""
+        """Return uint8[rows, nbytes], zeroed, to build intake batches in; call it once."""
 
     def can_send_intake(self) -> bool:
         """Whether a credit is free."""
@@ -186,7 +186,7 @@ class ReplayPort(Port, Protocol):
     """A replay rank receives events and answers sample requests."""
 
     def poll(self, landing: np.ndarray | None) -> IntakeEvent | SampleRequestEvent | PriorityEvent | None:
-        """Return the next event since ``progress``, or None. Intake is received into ``landing``; None takes none."""
+        """Return the next event since ``progress``. Intake goes into ``landing``; None takes none."""
 
     def sample_buffer(self) -> np.ndarray | None:
         """Return a free send buffer of one sample message, or None while all are on their way."""
@@ -227,7 +227,7 @@ class LearnerPort(Port, Protocol):
         """Return a buffer of one weight message that nobody reads; ``publish`` is to follow."""
 
     def publish(self) -> None:
-        """Make what the last ``publish_buffer`` was filled with the newest; older ones are never sent again."""
+        """Make the filled ``publish_buffer`` the newest publish; older ones are never sent again."""
 
     def poll_reports(self) -> list[Report]:
         """Return the reports received since the last call."""
@@ -235,23 +235,24 @@ class LearnerPort(Port, Protocol):
     def request(self, rank: int, request: Request) -> None:
         """Ask a rank; not again before it has acknowledged, so that one request at most is on its way.
 
-        After ``stop`` once more at most, without an acknowledgement, and it arrives after all else that this rank was sent.
+        After ``stop`` once more at most, without an acknowledgement, and it arrives after all else that this
+        rank was sent.
         """
 
     def poll_acks(self) -> list[Acknowledged]:
         """Return the acknowledgements received since the last call."""
 
     def poll_changes(self) -> list[Change]:
-        """Return which acting ranks were lost or replaced since the last call; for ports that tolerate a loss."""
+        """Return the acting ranks lost or replaced since the last call."""
 
     def replace(self, rank: int, handover: dict[str, Any]) -> None:
-        """Have a new process take the place of a ``LOST`` rank, and tell it ``handover`` (what JSON can hold)."""
+        """Start a process in the place of a ``LOST`` rank and give it ``handover`` (JSON)."""
 
     def awaited(self) -> set[int]:
         """Return the ranks that the end of the run still waits for."""
 
     def kill(self, rank: int) -> bool:
-        """End the process of an acting rank that hangs; return whether it was there, or another rank has been asked to."""
+        """Kill the process of an acting rank that hangs; return whether it could be reached."""
 
     @property
     def stop_requested(self) -> bool:

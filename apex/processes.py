@@ -1,7 +1,7 @@
 """Processes of this host: how commands start tied to this process, what /proc says of them, and how they end.
 
-Linux reuses process ids. So a process is known by its id and its start time, in the kernel's ticks since boot:
-the one value that every process reads alike, whatever happens to the clock.
+Linux reuses process ids. So a process is known by its id and its start time, in the kernel's ticks since
+boot: the one value that every process reads alike, whatever happens to the clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Facts(NamedTuple):
 
 def facts(pid: int) -> Facts:
     """Return the facts of a process; raises OSError where it has ended, or belongs to another user."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # from the third on; see proc(5)
+    fields = (
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    )  # from the third on; see proc(5)
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     return Facts(fields[0], int(fields[3]), cpu_s, int(fields[19]), int(fields[21]) * _PAGE_MB)
 
@@ -60,7 +62,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def proportional_mb(pid: int) -> float:
-    """Return the memory of a process in MiB, with its share of what it maps together with others; 0 if it has ended."""
+    """Return a process's memory in MiB, with its share of mappings in common; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -106,7 +108,7 @@ def signal_all(pids: Iterable[int], number: int) -> None:
 
 
 def kill_all(find: Callable[[], Iterable[int]], limit_s: float) -> None:
-    """Kill the processes that ``find()`` returns until there are none, for at most ``limit_s``: a disk may hold one."""
+    """Kill what ``find()`` returns until it returns none, for at most ``limit_s``: a disk may hold one."""
     until = time.monotonic() + limit_s
     while (pids := list(find())) and time.monotonic() < until:
         signal_all(pids, signal.SIGKILL)
@@ -119,7 +121,10 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def start(
-    command: list[str], environment: Mapping[str, str] | None = None, out: int | IO[bytes] | None = None, err: int | IO[bytes] | None = None
+    command: list[str],
+    environment: Mapping[str, str] | None = None,
+    out: int | IO[bytes] | None = None,
+    err: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[str]:
     """Start a command in a session of its own; it is told to end (SIGTERM) when this process has ended.
 
@@ -148,9 +153,10 @@ def python(module: str) -> list[str]:
 
 
 def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a command of ours: what it needs, what the user has set, which wins, and where our modules are.
+    """Return the environment of a command of ours: what it ``needed``, the user's, which wins, our modules.
 
-    PATH is as if the virtual environment were activated: Intel's mpirun calls what is beside it by bare names.
+    PATH is as if the virtual environment were activated: Intel's mpirun calls what is beside it by bare
+    names.
     """
     root = str(Path(__file__).resolve().parents[1])
     modules = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

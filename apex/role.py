@@ -32,7 +32,8 @@ class Role:
         if self.port.stopping:
             return self._end()
         if request is not None:
-            # A step of its own: where roles take turns, nothing then moves between the first part of a checkpoint and the last.
+            # A step of its own: where roles take turns, nothing then moves between the first part of a
+            # checkpoint and the last.
             self.on_request(request)
             return True
         self._report_if_due()
@@ -56,7 +57,7 @@ class Role:
         raise NotImplementedError("a role that is asked for checkpoints defines on_checkpoint()")
 
     def waiting_for(self) -> str | None:
-        """Say in a few words what the role waits for when ``step`` returns False; None if it may wait for long."""
+        """Say what the role waits for when ``step`` returns False; None if it may wait for long."""
         return self.port.waits_for()
 
     def may_finish(self) -> bool:
@@ -82,7 +83,9 @@ class Role:
             self.on_checkpoint(request)
 
     def _end(self) -> bool:
-        if not self._finishing and self.may_finish() and self.report():  # the last counts wait for an earlier report to arrive
+        if (
+            not self._finishing and self.may_finish() and self.report()
+        ):  # the last counts wait for an earlier report to arrive
             self._finishing = True
             self.port.finish()
         elif not self._finishing and not self.may_finish():

@@ -9,13 +9,13 @@
         result.json    how the run ended, written once
         error.txt      the traceback that ended it, the first writer's
         .reserve       while it goes on: room for result.json or error.txt, should the disk be full
-        .lock          which process runs it (see ``apex.run_lock``); .starting/: which ranks have come, until all have begun
+        .lock          the process that runs it (``apex.run_lock``); .starting/: ranks that have come
         stacks/        where ranks were that hung, or waited for one that did
         checkpoints/   latest.pt and best.pt: networks; step-*/: all that a run resumes from
         tensorboard/   metrics-lost.jsonl: rows from after the checkpoint that the run was resumed from
 
-TensorBoard follows links and shows each folder with events as a run of its own. ``latest`` leads to a view of the newest
-run without them, so that ``tensorboard --logdir runs`` shows every run once.
+TensorBoard follows links and shows each folder with events as a run of its own. ``latest`` leads to a view of
+the newest run without them, so that ``tensorboard --logdir runs`` shows every run once.
 """
 
 from __future__ import annotations
@@ -39,12 +39,21 @@ from apex.metrics import ROW_FIELDS
 from apex.say import warn
 
 REASONS = ("target_return", "learner_steps", "wall_s", "signal", "killed", "error")
-"""Why a run ended: the limit of the configuration it reached, a signal that asked for it, one that forced it, or an error."""
+"""Why a run ended: a limit of the configuration, a signal, a signal that forced it, or an error."""
 _RESERVE_BYTES = 64 << 10
 
 
 _VIEW = ".without-events"
-_IN_VIEW = ("config.toml", "metrics.jsonl", "metrics-lost.jsonl", "result.json", "error.txt", "stacks", "skipped", "checkpoints")
+_IN_VIEW = (
+    "config.toml",
+    "metrics.jsonl",
+    "metrics-lost.jsonl",
+    "result.json",
+    "error.txt",
+    "stacks",
+    "skipped",
+    "checkpoints",
+)
 
 
 def create(directory: look.StrPath, preset: str, seed: int) -> Path:
@@ -98,7 +107,9 @@ def _make_view(view: Path) -> None:
 def _followed(path: Path) -> Path:
     """Return the folder that ``path`` is or leads to: of a view, the run's."""
     folder = path
-    with contextlib.suppress(OSError):  # it is no link; or looking fails, as it then does for whatever is asked of it next
+    with contextlib.suppress(
+        OSError
+    ):  # it is no link; or looking fails, as it then does for whatever is asked of it next
         folder = path.parent / os.readlink(path)
     return folder.parent if folder.name == _VIEW else folder
 
@@ -112,7 +123,11 @@ def resolve(run: str, directory: look.StrPath = "runs") -> Path:
     for folder in (Path(directory) / run, Path(run)):
         if _is_run(folder):
             return _followed(folder)
-    names = [name for name in look.names(directory) if not name.startswith(".") and _may_be_run(Path(directory) / name)]
+    names = [
+        name
+        for name in look.names(directory)
+        if not name.startswith(".") and _may_be_run(Path(directory) / name)
+    ]
     if not names:
         raise ConfigError(f"no run '{run}': there are no runs in {directory}")
     # A folder may hold hundreds of runs: name only the closest.
@@ -163,14 +178,16 @@ class RunFolder:
         return Tail(self.metrics_path).new_rows()
 
     def check_rows(self) -> None:
-        """Raise :class:`ConfigError`, naming the file, where a row of the log is not a run's: see :func:`row_fault`."""
+        """Raise :class:`ConfigError`, naming the file, for a row that is no run's (see :func:`row_fault`)."""
         for row in self.rows():
             fault = row_fault(row)
             if fault is not None:
-                raise ConfigError(f"{self.metrics_path} is not a run's log: {fault}; move it aside to go on without it")
+                raise ConfigError(
+                    f"{self.metrics_path} is not a run's log: {fault}; move it aside to go on without it"
+                )
 
     def cut_rows(self, wall_s: float) -> None:
-        """Move the rows from after ``wall_s`` to ``metrics-lost.jsonl``: a run that resumes makes what they tell of again."""
+        """Move the rows after ``wall_s`` to ``metrics-lost.jsonl``: a resumed run repeats that time."""
         rows = self.rows()
         lost = [row for row in rows if (row.get("wall_s") or 0.0) > wall_s]
         kept_rows = [row for row in rows if not (row.get("wall_s") or 0.0) > wall_s]
@@ -184,14 +201,14 @@ class RunFolder:
         os.replace(_write_temporary(self.metrics_path, kept), self.metrics_path)
 
     def write_result(self, result: dict, replace: bool = False) -> bool:
-        """Write ``result.json`` atomically. Returns False, and writes nothing, if there is one not to be replaced."""
+        """Write ``result.json`` atomically; return False if there is one that must not be replaced."""
         path, text = self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n"
         written = self._with_reserve(_write_over if replace else _write_once, path, text)
         self.release()
         return written
 
     def reserve(self) -> None:
-        """Take the room that :meth:`write_result` and :meth:`write_error` may need once the disk is full. Raises OSError."""
+        """Reserve the room that the result and an error need on a full disk. Raises OSError."""
         with open(self._reserve, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
 
@@ -201,7 +218,7 @@ class RunFolder:
             self._reserve.unlink()
 
     def result(self) -> dict | None:
-        """Return what :meth:`write_result` wrote, or None. Raises :class:`ConfigError` for a file with anything else."""
+        """Return what :meth:`write_result` wrote, or None. Raises :class:`ConfigError` for other contents."""
         path = self.path / "result.json"
         text = look.read(path)
         return None if text is None else _checked_result(path, text)

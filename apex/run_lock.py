@@ -1,7 +1,7 @@
 """One job at a time in a run folder: a lock that the kernel frees with the process that holds it.
 
-The file is ``.lock``. It is locked by ``flock`` and tells host and process of the holder. Its descriptor is not
-inherited by programs that the holder starts.
+The file is ``.lock``. It is locked by ``flock`` and tells host and process of the holder. Its descriptor is
+not inherited by programs that the holder starts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _held: dict[str, tuple[int, bool]] = {}  # folder -> descriptor; whether the fil
 def take(folder: Path) -> None:
     """Lock a run folder for this process, until :func:`give` or its end.
 
-    Raises :class:`ConfigError`, naming the holder, where another process holds it, and where the file cannot be
-    opened. Where the file system has no locks, it warns and goes on.
+    Raises :class:`ConfigError`, naming the holder, where another process holds it, and where the file cannot
+    be opened. Where the file system has no locks, it warns and goes on.
     """
     path = Path(folder) / NAME
     held = _lock(folder, path)
@@ -36,7 +36,7 @@ def take(folder: Path) -> None:
 
 
 def give(folder: Path, withdraw: bool = False) -> None:
-    """Free what :func:`take` has locked, if anything. ``withdraw``: remove a file that it has made, as if never taken."""
+    """Free the lock of :func:`take`, if any. ``withdraw``: also remove the file that it made."""
     descriptor, is_new = _held.pop(_key(folder), (None, False))
     if descriptor is None:
         return
@@ -47,7 +47,7 @@ def give(folder: Path, withdraw: bool = False) -> None:
 
 
 def _lock(folder: Path, path: Path) -> tuple[int, bool] | None:
-    """Return the locked file and whether it is new, or None where it was removed between the two steps of that."""
+    """Return the locked file and whether it is new; None where it was removed meanwhile."""
     descriptor, is_new = _open(folder, path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +61,10 @@ def _lock(folder: Path, path: Path) -> tuple[int, bool] | None:
             holder = _holder(descriptor)
             os.close(descriptor)
             raise ConfigError(f"run {folder} is in use by {holder}; stop that, or wait for its end") from None
-        warn(f"apex: warning: {path} cannot be locked ({error.strerror}): make sure that no other job runs in this folder")
+        warn(
+            f"apex: warning: {path} cannot be locked ({error.strerror}): "
+            "make sure that no other job runs in this folder"
+        )
     return descriptor, is_new
 
 

@@ -1,8 +1,9 @@
 """The one way to tell a person something. It cannot fail: telling is not part of the work.
 
-A line goes straight to the descriptor of stdout or stderr, so nothing is left to be flushed at the end of the process,
-and a signal handler may write at any time. If a terminal is closed, a reader has gone or a disk is full, the
-line is lost and the work goes on. While a process shows a live table it takes the lines in (:func:`divert`) and shows them above it.
+A line goes straight to the descriptor of stdout or stderr, so nothing is left to be flushed at the end of the
+process, and a signal handler may write at any time. If a terminal is closed, a reader has gone or a disk is
+full, the line is lost and the work goes on. While a process shows a live table it takes the lines in
+(:func:`divert`) and shows them above it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def warn(text: str, end: str = "\n") -> None:
 
 @contextlib.contextmanager
 def divert() -> Iterator[deque[tuple[bool, str]]]:
-    """Yield a queue of ``(is for stderr, text)`` into which all is told; what is left of it at the end is written.
+    """Yield a queue of ``(is for stderr, text)`` that receives all output; its rest is written at the end.
 
-    For one part of the process at a time, which takes from the queue's left. The oldest of too many lines are lost.
+    For one part of the process at a time, which takes from the queue's left. The oldest of too many lines are
+    lost.
     """
     global _diverted
     lines: deque[tuple[bool, str]] = deque(maxlen=_KEPT)
@@ -70,9 +72,9 @@ def write(to_stderr: bool, text: str) -> None:
 def protect() -> None:
     """Make stdout and stderr of this process take whatever is written to them, by libraries and at exit too.
 
-    An environment that prints must not fail because the terminal has closed, nor the process because Python's last
-    flush does. Any of the descriptors 0 to 2 that is closed is opened on the null device: a file opened later would
-    take its number.
+    An environment that prints must not fail because the terminal has closed, nor the process because Python's
+    last flush does. Any of the descriptors 0 to 2 that is closed is opened on the null device: a file opened
+    later would take its number.
     """
     for descriptor in range(3):
         try:
@@ -118,7 +120,9 @@ class _Unfailing(io.RawIOBase):
 
 def _unfailing(descriptor: int, replaced: TextIO | None) -> io.TextIOWrapper:
     encoding = "utf-8" if replaced is None else replaced.encoding
-    buffer = io.BufferedWriter(_Unfailing(descriptor))  # a line of several parts is one write: ranks share a pipe
+    buffer = io.BufferedWriter(
+        _Unfailing(descriptor)
+    )  # a line of several parts is one write: ranks share a pipe
     return io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True)
 
 

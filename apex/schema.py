@@ -78,7 +78,10 @@ class Layout:
     def views(self, buffer: np.ndarray) -> dict[str, np.ndarray]:
         """Return name -> array over ``buffer`` (uint8, C-contiguous, last axis ``nbytes``)."""
         if buffer.dtype != np.uint8 or buffer.shape[-1] != self.nbytes or not buffer.flags.c_contiguous:
-            raise ValueError(f"message buffer must be contiguous uint8 [..., {self.nbytes}], got {buffer.dtype}{buffer.shape}")
+            raise ValueError(
+                f"message buffer must be contiguous uint8 [..., {self.nbytes}], "
+                f"got {buffer.dtype}{buffer.shape}"
+            )
         return {name: self._view(buffer, field) for name, field in self.fields.items()}
 
     def _view(self, buffer: np.ndarray, field: Field) -> np.ndarray:
@@ -118,13 +121,15 @@ def frame_rows(spec: EnvSpec, intake_batch: int, n_step: int) -> int:
 def intake_layout(spec: EnvSpec, intake_batch: int, n_step: int) -> Layout:
     """Return the layout of an :data:`IntakeBatch`: up to ``intake_batch`` transitions of one environment.
 
-    ``header`` int64[4] = count, frames used, actor index, and the actor's number of the batch. ``obs_frames`` and
-    ``next_obs_frames`` int16[b, stack] are rows of ``frames``, or -1 for an all-zero frame, for
-    s_tm1 and s_t. Frames come last, so that only the used ones travel.
+    ``header`` int64[4] = count, frames used, actor index, and the actor's number of the batch. ``obs_frames``
+    and ``next_obs_frames`` int16[b, stack] are rows of ``frames``, or -1 for an all-zero frame, for s_tm1 and
+    s_t. Frames come last, so that only the used ones travel.
     """
     b, rows = intake_batch, frame_rows(spec, intake_batch, n_step)
     if rows > np.iinfo(np.int16).max:
-        raise ValueError(f"an intake batch of {b} needs {rows} frame rows; the most is {np.iinfo(np.int16).max}")
+        raise ValueError(
+            f"an intake batch of {b} needs {rows} frame rows; the most is {np.iinfo(np.int16).max}"
+        )
     return Layout(
         ("header", np.int64, (4,)),
         ("obs_frames", np.int16, (b, spec.stack)),
@@ -172,7 +177,7 @@ def priority_layout(batch_size: int) -> Layout:
 
 
 def weight_layout(num_parameters: int) -> Layout:
-    """Return the layout of a publish: ``header`` int64[2] = param_version, learner steps; ``vector`` float32."""
+    """Return the layout of a publish: ``header`` int64[param_version, learner steps], ``vector`` float32."""
     return Layout(("header", np.int64, (2,)), ("vector", np.float32, (num_parameters,)))
 
 

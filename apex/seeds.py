@@ -1,4 +1,4 @@
-"""Every random stream of a run, derived from ``run.seed``: different for each role and index, reproducible."""
+"""Every random stream of a run, from ``run.seed``: one for each role and index, reproducible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _STREAMS = ("learner", "replay", "actor", "environments")
 
 
 def generator(seed: int, stream: str, index: int = 0, life: int = 0) -> np.random.Generator:
-    """Return the generator of one stream (``learner``, ``replay`` or ``actor``) and role index; of a new process in that place, another."""
+    """Return the generator of a stream (``learner``, ``replay``, ``actor``), index and life."""
     return np.random.default_rng(_sequence(seed, stream, index, life))
 
 
@@ -24,7 +24,7 @@ def state_dict(rng: np.random.Generator) -> dict:
 
 
 def load_state_dict(rng: np.random.Generator, state: dict) -> None:
-    """Bring a generator of this module to what ``state_dict`` returned. Raises as NumPy does where that is no state."""
+    """Restore a generator from ``state_dict``. Raises as NumPy does for a wrong state."""
     inner = {"state": state["state"], "inc": state["inc"]}
     rest = {"has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
     rng.bit_generator.state = {**rng.bit_generator.state, "state": inner, **rest}
@@ -33,8 +33,8 @@ def load_state_dict(rng: np.random.Generator, state: dict) -> None:
 def environment_seed(seed: int, first_environment: int, resumed_at: int = 0, attempt: int = 0) -> int:
     """Return the seed of an actor's first environment; environment i of the run gets ``base + i``.
 
-    ``resumed_at``, learner steps, gives a run that goes on other episodes than those it began with; ``attempt`` does the same
-    for environments that are made anew because they failed.
+    ``resumed_at``, learner steps, gives a run that goes on other episodes than those it began with;
+    ``attempt`` does the same for environments that are made anew because they failed.
 
     Consecutive seeds from one hashed base keep all environments of a run apart (an actor seeds its
     vector with s, s+1, ...) and runs with neighbouring seeds apart from each other.

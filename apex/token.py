@@ -9,7 +9,8 @@ from apex import variables
 from apex.config import ConfigError
 
 _SHORTEST, _LONGEST = 16, 64  # bytes
-_MAKES_ONE = f"""`export {variables.TOKEN}=$(python3 -c "import secrets; print(secrets.token_hex(16))")` makes a good one"""
+_COMMAND = 'python3 -c "import secrets; print(secrets.token_hex(16))"'
+_MAKES_ONE = f"`export {variables.TOKEN}=$({_COMMAND})` makes a good one"
 
 
 def read_token(text: str) -> bytes:
@@ -19,23 +20,27 @@ def read_token(text: str) -> bytes:
     except ValueError:
         raise ConfigError(f"{variables.TOKEN} is not written in hex; {_MAKES_ONE}") from None
     if not _SHORTEST <= len(token) <= _LONGEST:
-        raise ConfigError(f"{variables.TOKEN} has {len(token)} bytes, not {_SHORTEST} to {_LONGEST}; {_MAKES_ONE}")
+        raise ConfigError(
+            f"{variables.TOKEN} has {len(token)} bytes, not {_SHORTEST} to {_LONGEST}; {_MAKES_ONE}"
+        )
     return token
 
 
 def given_token() -> bytes | None:
-    """Return the token in the environment, None without one; raises :class:`ConfigError` as :func:`read_token` does."""
+    """Return the token in the environment, or None; raises :class:`ConfigError` as :func:`read_token`."""
     given = os.environ.get(variables.TOKEN, "")
     return read_token(given) if given else None
 
 
 def missing_token() -> ConfigError:
     """Return the refusal of a part of a job that has no token: each part would make one of its own."""
-    return ConfigError(f"{variables.TOKEN} is not set; all launchers of a job need the same token; {_MAKES_ONE}")
+    return ConfigError(
+        f"{variables.TOKEN} is not set; all launchers of a job need the same token; {_MAKES_ONE}"
+    )
 
 
 def check_folder(path: str) -> None:
-    """Raise ValueError where another user could put a socket of theirs into the folder, or open one that is there."""
+    """Raise ValueError where another user could put a socket into the folder, or open one there."""
     try:
         found = os.lstat(path)
     except OSError as error:

@@ -60,9 +60,16 @@ class Topology:
 
     def rank(self, role: str, index: int) -> int:
         """Return the world rank of the ``index``-th of a role: the inverse of :meth:`role`."""
-        ranks = {LEARNER: range(1), REPLAY: self.replay_ranks_range, EVALUATOR: [self.evaluator_rank], ACTOR: self.actor_ranks}
+        ranks = {
+            LEARNER: range(1),
+            REPLAY: self.replay_ranks_range,
+            EVALUATOR: [self.evaluator_rank],
+            ACTOR: self.actor_ranks,
+        }
         if not 0 <= index < len(ranks[role]):
-            raise ValueError(f"{role} {index} is outside a world of {self.size} ranks with {len(ranks[role])} of that role")
+            raise ValueError(
+                f"{role} {index} is outside a world of {self.size} ranks with {len(ranks[role])} of that role"
+            )
         return ranks[role][index]
 
     def name(self, rank: int) -> str:

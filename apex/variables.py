@@ -1,6 +1,7 @@
-"""The environment variables by which launchers and ranks talk to each other; only this module spells their names.
+"""The environment variables between launchers and ranks; only this module spells their names.
 
-Users set ``TOKEN`` where a job has several launchers. All others are set by a launcher for the ranks it starts.
+Users set ``TOKEN`` where a job has several launchers. All others are set by a launcher for the ranks it
+starts.
 """
 
 from __future__ import annotations

@@ -13,16 +13,17 @@ from apex.role import Role
 from apex.say import warn
 
 _LOOKS = 4  # times a limit that a rank says it is alive
-_STOOD_STILL_S = 1.0  # longest time between two looks at a wait, unless this process stood still: then nobody was waited for
+_STOOD_STILL_S = 1.0  # between two looks; longer, and this process was stopped
 
 
 class Watchdog:
     """Tells once per wait, after ``limit_s``, which role has waited how long and for what.
 
-    With ``stacks``, the stacks of all threads of this rank are then written to that file. So are those of a rank that has
-    been in one step for as long, by a thread outside of Python (``faulthandler``), as what it hangs in may never let
-    Python run: such a rank is the one that the others wait for. A file that stays empty is removed. No wait counts in
-    the first ``grace_s``: those that are waited for may still be starting.
+    With ``stacks``, the stacks of all threads of this rank are then written to that file. So are those of a
+    rank that has been in one step for as long, by a thread outside of Python (``faulthandler``), as what it
+    hangs in may never let Python run: such a rank is the one that the others wait for. A file that stays
+    empty is removed. No wait counts in the first ``grace_s``: those that are waited for may still be
+    starting.
     """
 
     def __init__(self, name: str, limit_s: float, stacks: Path | None = None, grace_s: float = 0.0):
@@ -52,7 +53,7 @@ class Watchdog:
         self._looked = time.monotonic()
         self._since = max(self._since, self._looked)
         if self._file is not None:
-            faulthandler.cancel_dump_traceback_later()  # its time has passed meanwhile, so it may have written
+            faulthandler.cancel_dump_traceback_later()  # its time has passed: it may have written
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), self._kept_bytes)
                 os.lseek(self._file.fileno(), self._kept_bytes, os.SEEK_SET)

@@ -51,9 +51,13 @@ def load_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> No
     """Load a state_dict; raises ValueError naming the first tensor that does not fit the network."""
     for name, shape in table(module):
         if name not in state:
-            raise ValueError(f"weights have no tensor '{name}' of shape {shape}; they belong to another network")
+            raise ValueError(
+                f"weights have no tensor '{name}' of shape {shape}; they belong to another network"
+            )
         if tuple(state[name].shape) != shape:
-            raise ValueError(f"tensor '{name}' has shape {tuple(state[name].shape)}, this network needs {shape}")
+            raise ValueError(
+                f"tensor '{name}' has shape {tuple(state[name].shape)}, this network needs {shape}"
+            )
     extra = next((name for name in state if name not in dict(table(module))), None)
     if extra is not None:
         raise ValueError(f"this network has no tensor '{extra}'; the weights belong to another network")

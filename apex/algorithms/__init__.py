@@ -22,7 +22,7 @@ class Algorithm(Protocol):
     """The functions of an algorithm's module."""
 
     def make_network(self, config: Config, spec: EnvSpec) -> torch.nn.Module:
-        """Return the network: uint8 or float observations ``[B, *spec.observation_shape]`` to Q-values ``[B, spec.num_actions]``."""
+        """Return the network: observations ``[B, *spec.observation_shape]`` to Q ``[B, num_actions]``."""
 
     def initial_priority(
         self, q_taken: np.ndarray, reward: np.ndarray, discount: np.ndarray, bootstrap: np.ndarray
@@ -39,7 +39,9 @@ def load(name: str) -> Algorithm:
     """Return the algorithm module called ``name``; raises :class:`ConfigError` naming the nearest one."""
     known = [m.name for m in pkgutil.iter_modules(__path__) if m.name != "networks"]
     if name not in known:
-        raise ConfigError(f"algorithm.name = '{name}' is not a module of apex/algorithms; {nearest(name, known)}")
+        raise ConfigError(
+            f"algorithm.name = '{name}' is not a module of apex/algorithms; {nearest(name, known)}"
+        )
     return cast(Algorithm, importlib.import_module(f"{__name__}.{name}"))
 
 

@@ -1,4 +1,4 @@
-"""Double, dueling, n-step DQN with prioritised replay: the Ape-X DQN agent (Horgan et al. 2018, section 3.1)."""
+"""Double, dueling, n-step DQN with prioritised replay: Ape-X DQN (Horgan et al. 2018, section 3.1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def make_network(config: Config, spec: EnvSpec) -> nn.Module:
     return networks.make(config.algorithm, spec)
 
 
-def initial_priority(q_taken: np.ndarray, reward: np.ndarray, discount: np.ndarray, bootstrap: np.ndarray) -> np.ndarray:
+def initial_priority(
+    q_taken: np.ndarray, reward: np.ndarray, discount: np.ndarray, bootstrap: np.ndarray
+) -> np.ndarray:
     """Return |r_t + discount_t * max_a Q(s_t, a) - Q(s_tm1, a_tm1)|, float32[m].
 
     With one network for choosing and valuing, double Q-learning's target is the plain maximum, so

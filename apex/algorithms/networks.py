@@ -18,7 +18,7 @@ _CNN_LAYERS = {
 
 
 class PixelConv2d(nn.Conv2d):
-    """The first layer over pixels in [0, 255], as if they were in [0, 1]: its few weights are scaled, not the many pixels."""
+    """The first layer over pixels in [0, 255], scaled to [0, 1] in its weights, which are fewer."""
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the convolution of ``pixels / 255``."""
@@ -34,7 +34,7 @@ class PixelLinear(nn.Linear):
 
 
 class QNetwork(nn.Module):
-    """Observations ``[B, stack, *frame_shape]``, numbers of any type, to Q-values ``[B, num_actions]`` float32.
+    """Observations ``[B, stack, *frame_shape]`` of any dtype to Q-values ``[B, num_actions]`` float32.
 
     With ``dueling``, Q = V + A - mean(A) (Wang et al. 2016, equation 9).
     """
@@ -75,12 +75,18 @@ def _mlp(spec: EnvSpec, hidden: int) -> tuple[nn.Module, int]:
 
 def _cnn(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
     if len(spec.frame_shape) != 2:
-        raise ConfigError(f"algorithm.network = '{name}' needs image frames [height, width], got {list(spec.frame_shape)}; use 'mlp'")
+        raise ConfigError(
+            f"algorithm.network = '{name}' needs image frames [height, width], "
+            f"got {list(spec.frame_shape)}; use 'mlp'"
+        )
     layers: list[nn.Module] = []
     channels, size = spec.stack, min(spec.frame_shape)
     for out, kernel, stride in _CNN_LAYERS[name]:
         if size < kernel:
-            raise ConfigError(f"algorithm.network = '{name}' is too deep for {list(spec.frame_shape)} frames; raise env.frame_size")
+            raise ConfigError(
+                f"algorithm.network = '{name}' is too deep for {list(spec.frame_shape)} frames; "
+                "raise env.frame_size"
+            )
         convolution = PixelConv2d if not layers and spec.frame_dtype == "uint8" else nn.Conv2d
         layers += [convolution(channels, out, kernel, stride), nn.ReLU()]
         channels, size = out, (size - kernel) // stride + 1

@@ -7,8 +7,8 @@
     timestep = envs.step(actions)        # actions int[V] -> Timestep
     obs = timestep.obs                   # act from this next
 
-A *family* is a module of this folder, found by its name (``env.family``), that offers what :class:`Family` lists.
-``tests/helpers/env_conformance.py`` holds the tests that every family passes.
+A *family* is a module of this folder, found by its name (``env.family``), that offers what :class:`Family`
+lists. ``tests/helpers/env_conformance.py`` holds the tests that every family passes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Family(Protocol):
     BYTES_PER_ENV: int
     """The memory that one more environment takes, as measured."""
 
-    def make_envs(self, env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
+    def make_envs(
+        self, env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False
+    ) -> VectorEnv:
         """Return environments, as :func:`make_envs` does."""
 
     def env_spec(self, env: EnvConfig) -> EnvSpec:
@@ -58,7 +60,9 @@ class Family(Protocol):
         """Whether it is known that equal actions give the same episode for every seed."""
 
 
-def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
+def make_envs(
+    env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False
+) -> VectorEnv:
     """Return ``num_envs`` environments; the same arguments and actions always repeat the same run.
 
     Row i is seeded with ``seed + i``. (For training, an environment with a vector implementation of
@@ -84,17 +88,17 @@ def env_spec(env: EnvConfig) -> EnvSpec:
 
 
 def rows_to_try(env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
-    """Return how many environments the check before the start makes in place of ``num_envs``: fewer where rows are copies."""
+    """Return how many environments the check before the start makes instead of ``num_envs``."""
     return _family(env.family).rows_to_try(env, num_envs, evaluation=evaluation)
 
 
 def bytes_per_env(env: EnvConfig) -> int:
-    """Return the memory that each environment takes, beside what the first one loads. Raises :class:`ConfigError` for an unknown family."""
+    """Return the memory of each environment after the first. Raises :class:`ConfigError`."""
     return _family(env.family).BYTES_PER_ENV
 
 
 def is_always_the_same(env: EnvConfig) -> bool:
-    """Whether it is known that equal actions give the same episode for every seed. Raises :class:`ConfigError` for an unknown family."""
+    """Whether equal actions surely give equal episodes for every seed. Raises :class:`ConfigError`."""
     return _family(env.family).is_always_the_same(env)
 
 
@@ -109,7 +113,9 @@ def _family(name: str) -> Family:
     try:
         return cast(Family, importlib.import_module(f"{__name__}.{name}"))
     except ModuleNotFoundError as error:
-        raise ConfigError(f"env.family = '{name}' needs the package '{error.name}', which is not installed") from error
+        raise ConfigError(
+            f"env.family = '{name}' needs the package '{error.name}', which is not installed"
+        ) from error
 
 
 if TYPE_CHECKING:  # the checker compares them with the interface

@@ -6,8 +6,8 @@ observation; the first observation of a game is all zero but for its newest fram
 it to both, for frames are stored once and shared on the strength of them.
 
 With ``env.episodic_life`` a lost life ends an episode for learning: it is terminated, and no transition joins
-what comes before and after. The game itself goes on with the lives that are left, without a reset, so the next
-episode begins with the same observation that ended the last one.
+what comes before and after. The game itself goes on with the lives that are left, without a reset, so the
+next episode begins with the same observation that ended the last one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class _Ale(AtariVectorEnv):
         self.lives = info["lives"].copy()
         return obs, info
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Note the lives that are left, int32[V]: where a game has ended, those of the next."""
         result = super().step(actions)
         self.lives = result[-1]["lives"].copy()
@@ -55,7 +57,7 @@ class _Ale(AtariVectorEnv):
 
 
 class _Games(VectorEnv):
-    """Makes of a game what is learnt from: clipped rewards, and, if asked, an end of the episode at each lost life."""
+    """What the learner trains on: clipped rewards and, if asked for, episodes that end at each lost life."""
 
     def __init__(self, ale: _Ale, spec: EnvSpec, seed: np.ndarray, clip: bool, by_life: bool):
         # Its observation arrays are new at every step (a test holds on to them and looks again).
@@ -107,13 +109,21 @@ class _GamesWithScreen(_Games):
         self._screen.close()
 
 
-def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
+def make_envs(
+    env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False
+) -> VectorEnv:
     """Return ``num_envs`` games of ``env.id``; see :func:`apex.envs.make_envs`."""
     rom = _rom(env.id)
     options = _options(env)
     made = _Ale(rom, num_envs, **options)
     seeds = (seed + np.arange(num_envs)) % 2**31  # the emulator's seeds are 31 bits; -1 would be random
-    games = made, _spec_of(env, made), seeds, env.clip_rewards and not evaluation, env.episodic_life and not evaluation
+    games = (
+        made,
+        _spec_of(env, made),
+        seeds,
+        env.clip_rewards and not evaluation,
+        env.episodic_life and not evaluation,
+    )
     if render:
         return _GamesWithScreen(*games, screen=_Ale(rom, 1, **{**options, **_SCREEN}))
     return _Games(*games)
@@ -135,7 +145,7 @@ def rows_to_try(env: EnvConfig, num_envs: int, *, evaluation: bool) -> int:
 
 
 def is_always_the_same(env: EnvConfig) -> bool:
-    """Whether equal actions give the same episode for every seed: neither no-ops at the start nor sticky actions are drawn."""
+    """Whether equal actions give equal episodes for every seed: no no-ops, no sticky actions."""
     return env.noop_max == 0 and env.sticky_actions == 0.0
 
 

@@ -20,7 +20,7 @@ class Failed(NamedTuple):
 
 @contextlib.contextmanager
 def named(env: EnvConfig, what: str = "cannot be made") -> Iterator[None]:
-    """Turn whatever the code of ``env`` raises into a :class:`ConfigError` that names ``env.id``; Ctrl-C passes."""
+    """Turn every exception of the environment's code into a :class:`ConfigError` that names ``env.id``."""
     try:
         yield
     except ConfigError as refusal:

@@ -27,16 +27,18 @@ def refusing(env: EnvConfig, where: str) -> Iterator[None]:
         cause = failure.__cause__
         if isinstance(cause, ConfigError):
             raise cause from failure
-        raise ConfigError(f"env.id = '{env.id}' fails in {where}: {in_one_line(cause or failure)}") from failure
+        raise ConfigError(
+            f"env.id = '{env.id}' fails in {where}: {in_one_line(cause or failure)}"
+        ) from failure
 
 
 class GuardedEnvs:
-    """Steps environments as a :class:`VectorEnv` does. When one raises, or gives what cannot be, all are made anew.
+    """Steps environments; makes all again when one raises, or returns impossible values.
 
-    ``make(attempt)`` returns the environments, for the first time with 0. A step in which they failed is one on which every
-    row was only reset: not ``valid``, and ``first``, so that what came before the failure is never joined to what
-    comes after. What failed goes to stderr. ``restarts`` is how often it happened; after ``most`` times
-    :class:`EnvironmentFailure` is raised.
+    ``make(attempt)`` returns the environments, for the first time with 0. A step in which they failed is one
+    on which every row was only reset: not ``valid``, and ``first``, so that what came before the failure is
+    never joined to what comes after. What failed goes to stderr. ``restarts`` is how often it happened; after
+    ``most`` times :class:`EnvironmentFailure` is raised.
     """
 
     def __init__(self, make: Callable[[int], VectorEnv], most: int, who: str):
@@ -110,8 +112,12 @@ class GuardedEnvs:
     def _count(self, error: BaseException) -> None:
         self.restarts += 1
         if self.restarts > self._most:
-            why = f"{self._who}: its environments failed {self.restarts} times; env.max_restarts = {self._most}"
+            why = (
+                f"{self._who}: its environments failed {self.restarts} times; env.max_restarts = {self._most}"
+            )
             raise EnvironmentFailure(why) from error
         told = "".join(traceback.format_exception(error)).rstrip()
-        what = f"apex: {self._who}: its environments failed and are made anew ({self.restarts} of {self._most})"
+        what = (
+            f"apex: {self._who}: its environments failed and are made anew ({self.restarts} of {self._most})"
+        )
         warn(f"{told}\n{what}")

@@ -23,7 +23,9 @@ BYTES_PER_ENV = 64 << 10
 """Those of classic control take 5 KiB, measured; others more."""
 
 
-def make_envs(env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False) -> VectorEnv:
+def make_envs(
+    env: EnvConfig, num_envs: int, seed: int, *, evaluation: bool = False, render: bool = False
+) -> VectorEnv:
     """Return ``num_envs`` environments of ``env.id``; see :func:`apex.envs.make_envs`."""
     made = _make_vec(env.id, num_envs, "sync" if evaluation else None, render)
     try:
@@ -97,11 +99,17 @@ class _CutToldInInfo(gymnasium.Wrapper):
 def _spec_of(name: str, made: gymnasium.vector.VectorEnv) -> EnvSpec:
     actions, observations = made.single_action_space, made.single_observation_space
     if not isinstance(actions, Discrete) or actions.start != 0:
-        raise ConfigError(f"env.id = '{name}' has actions {_one_line(actions)}; only Discrete(n), from 0 on, can be used")
+        raise ConfigError(
+            f"env.id = '{name}' has actions {_one_line(actions)}; only Discrete(n), from 0 on, can be used"
+        )
     if not isinstance(observations, Box):
-        raise ConfigError(f"env.id = '{name}' has observations {_one_line(observations)}; only Box can be used")
+        raise ConfigError(
+            f"env.id = '{name}' has observations {_one_line(observations)}; only Box can be used"
+        )
     if 0 in observations.shape:
-        raise ConfigError(f"env.id = '{name}' has observations of shape {list(observations.shape)}, without any element")
+        raise ConfigError(
+            f"env.id = '{name}' has observations of shape {list(observations.shape)}, without any element"
+        )
     dtype = observations.dtype.name if observations.dtype in (np.uint8, np.bool_) else "float32"
     return EnvSpec(tuple(observations.shape), dtype, 1, int(actions.n))
 
@@ -126,7 +134,9 @@ def _refuse_atari(name: str) -> None:
         return
     rom = atari.rom_of(name)
     if rom is not None:
-        raise ConfigError(f"env.id = '{name}' is an Atari game; use env.family = 'atari' with env.id = '{rom}'")
+        raise ConfigError(
+            f"env.id = '{name}' is an Atari game; use env.family = 'atari' with env.id = '{rom}'"
+        )
 
 
 def _nearest_ids(name: str) -> str:

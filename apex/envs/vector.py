@@ -31,9 +31,9 @@ class Timestep(NamedTuple):
     row only carried a reset: its action was ignored and its reward is 0. ``first`` bool[V] is True
     where ``obs`` is the first observation of a new episode.
 
-    These are what is learnt from. What a player would call the score is beside them: ``score`` float32[V], the
-    reward as the environment gave it (``reward`` may be clipped), and ``game_over`` bool[V], where the game
-    itself has ended (an episode may also end at a lost life, after which the same game goes on).
+    These are what is learnt from. What a player would call the score is beside them: ``score`` float32[V],
+    the reward as the environment gave it (``reward`` may be clipped), and ``game_over`` bool[V], where the
+    game itself has ended (an episode may also end at a lost life, after which the same game goes on).
 
     An episode that ends at step t looks like this:
 
@@ -62,7 +62,9 @@ class VectorEnv:
     observation arrays and never writes to them again, so that they need not be copied.
     """
 
-    def __init__(self, env: gymnasium.vector.VectorEnv, spec: EnvSpec, seed: Any, *, fresh_arrays: bool = False):
+    def __init__(
+        self, env: gymnasium.vector.VectorEnv, spec: EnvSpec, seed: Any, *, fresh_arrays: bool = False
+    ):
         self.spec = spec
         self.num_envs = env.num_envs
         self._env = env
@@ -89,7 +91,9 @@ class VectorEnv:
         truncated = np.logical_and(truncated, valid) & ~terminated
         terminated, truncated = self._heed_info(info, terminated, truncated, valid)
         obs, last_obs, first = self._settle(self._observations(raw), terminated | truncated, info)
-        return Timestep(obs, last_obs, reward, terminated, truncated, valid, first, reward, terminated | truncated)
+        return Timestep(
+            obs, last_obs, reward, terminated, truncated, valid, first, reward, terminated | truncated
+        )
 
     def render(self) -> np.ndarray:
         """Return a picture of row 0, uint8 [H, W, 3]. Raises RuntimeError if made without ``render``."""
@@ -108,17 +112,25 @@ class VectorEnv:
         return obs.reshape(len(obs), *self.spec.observation_shape)
 
     def _heed_info(
-        self, info: dict | Sequence[dict | None], terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray
+        self,
+        info: dict | Sequence[dict | None],
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        valid: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (terminated, truncated), where rows that only ``info`` calls cut are truncated."""
         cut = cut_rows(info, self.num_envs) & valid
         if not cut.any():
             return terminated, truncated
         if self._mode is not AutoresetMode.DISABLED and (cut & ~(terminated | truncated)).any():
-            raise ValueError(f"info['{CUT}'] is set for a row that has not ended, and that only the environment can reset")
+            raise ValueError(
+                f"info['{CUT}'] is set for a row that has not ended, and that only the environment can reset"
+            )
         return terminated & ~cut, truncated | cut
 
-    def _settle(self, obs: np.ndarray, done: np.ndarray, info: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _settle(
+        self, obs: np.ndarray, done: np.ndarray, info: dict
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (obs, last_obs, first) after a step that returned ``obs`` and ended ``done`` rows."""
         if self._mode is AutoresetMode.NEXT_STEP:
             first, self._resets_next = self._resets_next, done
@@ -169,4 +181,6 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv) -> AutoresetMode:
         return AutoresetMode(None if shared else env.metadata.get("autoreset_mode"))
     except ValueError:
         name = type(env).__name__
-        raise ConfigError(f"environment {name} does not say its autoreset mode in metadata['autoreset_mode']") from None
+        raise ConfigError(
+            f"environment {name} does not say its autoreset mode in metadata['autoreset_mode']"
+        ) from None

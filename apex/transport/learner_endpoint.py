@@ -116,7 +116,8 @@ class LearnerEndpoint(Endpoint):
 
     def awaited(self) -> set[int]:
         """Return the ranks that the end of the run waits for: to finish, or to receive that all is done."""
-        return self._unfinished | ({dest for dest, _ in self.wire.open_sends()} if self._sent_finished else set())
+        leaving = {dest for dest, _ in self.wire.open_sends()} if self._sent_finished else set()
+        return self._unfinished | leaving
 
     def kill(self, rank: int) -> bool:
         """Kill a rank's process, here or through a rank of its host; return whether there was a way."""

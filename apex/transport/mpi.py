@@ -232,9 +232,9 @@ class MpiWire:
 
     def completed(self) -> list[Sent]:
         """Return the sends that have been taken, or whose receiver was lost."""
-        if not self._completed:
-            return []
-        completed, self._completed = self._completed, []
+        completed = self._completed
+        if completed:
+            self._completed = []
         return completed
 
     def open_sends(self) -> list[tuple[int, Kind]]:
@@ -306,7 +306,8 @@ class MpiWire:
             return None
         if bounds[0] <= len(payload) <= bounds[1]:
             return _Posted(peer, _KINDS[kind], payload, self.refusals)
-        self.refusals.add(refusal_kind(kind), f"{len(payload)} bytes posted by rank {peer.rank} (kind {kind})")
+        size = f"{len(payload)} bytes posted by rank {peer.rank} (kind {kind})"
+        self.refusals.add(refusal_kind(kind), size)
         peer.release()
         return None
 
@@ -402,9 +403,9 @@ class MpiWire:
 
     def changes(self) -> list[Change]:
         """Return losses and replacements."""
-        if not self._changes:
-            return []
-        changes, self._changes = self._changes, []
+        changes = self._changes
+        if changes:
+            self._changes = []
         return changes
 
     def replace(self, rank: int, handover: dict | None) -> None:

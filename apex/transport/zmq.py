@@ -23,7 +23,17 @@ from apex.ports import LOST, REPLACED, Change, Waking
 from apex.processes import own_process
 from apex.schema import Limits, aligned_bytes
 from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
-from apex.transport.wire import CONTROL_NBYTES, KINDS, Allowed, Kind, Received, Sent, decode, encode, refusal_kind
+from apex.transport.wire import (
+    CONTROL_NBYTES,
+    KINDS,
+    Allowed,
+    Kind,
+    Received,
+    Sent,
+    decode,
+    encode,
+    refusal_kind,
+)
 from apex.transport.zmq_link import Hub, Link, Message, aligned, wait_on
 from apex.transport.zmq_world import World
 

@@ -258,7 +258,7 @@ class TestOldNames:
 
     @pytest.fixture(autouse=True)
     def as_in_a_new_process(self, monkeypatch):
-        monkeypatch.setattr(configuration, "_told_of", set())
+        monkeypatch.setattr(configuration, "_warned_of", set())
 
     @pytest.mark.parametrize("old, value", [
         ("run.tolerate", "actors"), ("run.silence_s", 12.0), ("run.drain_s", 9.0), ("replay.error_band", 0.5),
@@ -282,8 +282,27 @@ class TestOldNames:
         path.write_text("[run]\nsilence_s = 17.0\n")
         assert load(str(path)).run.heartbeat_timeout_s == 17
         path.write_text("[run]\nsilence_s = 17.0\nheartbeat_timeout_s = 18.0\n")
-        with pytest.raises(ConfigError, match=r"'run\.heartbeat_timeout_s' is given twice, also by an old name"):
+        both = r"'run\.silence_s' and 'run\.heartbeat_timeout_s' are one field; give the new name, heartbeat_timeout_s"
+        with pytest.raises(ConfigError, match=both):
             load(str(path))
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_an_old_and_a_new_name_in_two_settings_are_refused_and_one_name_twice_is_not(self, order):
+        given = ["run.drain_s=5", "run.shutdown_timeout_s=6"][::order]
+        with pytest.raises(ConfigError, match=r"^--set: 'run\.\w+' and 'run\.\w+' are one field; give the new name"):
+            load("cartpole", given)
+        assert load("cartpole", ["run.drain_s=5", "run.drain_s=7"]).run.shutdown_timeout_s == 7
+
+    def test_a_setting_by_a_new_name_wins_over_a_preset_that_has_the_old_one(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        path.write_text("[run]\nsilence_s = 17.0\n")
+        assert load(str(path), ["run.heartbeat_timeout_s=18"]).run.heartbeat_timeout_s == 18
+
+    def test_a_name_close_to_an_old_one_leads_to_the_new_one(self):
+        with pytest.raises(ConfigError, match=r"unknown field 'run\.tolerat'; did you mean 'fault_tolerance'\?"):
+            load("cartpole", ["run.tolerat=actors"])
+        with pytest.raises(ConfigError, match=r"unknown field 'replay\.eror_band'; did you mean 'error_buffer'\?"):
+            load("cartpole", ["replay.eror_band=1"])
 
     def test_every_new_name_is_a_field_and_no_old_one_is(self):
         for (section, old), new in configuration.RENAMED.items():

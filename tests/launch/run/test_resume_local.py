@@ -186,3 +186,12 @@ class TestChanges:
         assert list(after) == list(range(61, 91))
         assert run.roles[1].replay.inserted > inserted
         assert run.roles[1].replay.generation.min() > 0
+
+    def test_a_run_whose_configuration_has_old_names_goes_on(self, runs, capsys):
+        run = runs("old")
+        run.train(30)
+        path = run.folder.path / "config.toml"
+        path.write_text(path.read_text().replace("heartbeat_timeout_s", "silence_s").replace("error_buffer", "error_band"))
+        assert list(run.resume(40)) == list(range(31, 41))
+        told = capsys.readouterr().err
+        assert "'run.silence_s' is now 'run.heartbeat_timeout_s'" in told and "'replay.error_band' is now" in told
