@@ -5,13 +5,12 @@ A module ``apex/algorithms/NAME.py`` offers what :class:`Algorithm` lists.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from apex.config import Config, ConfigError, nearest
+from apex import plugins
+from apex.config import Config
 from apex.schema import EnvSpec
 
 if TYPE_CHECKING:
@@ -37,12 +36,9 @@ class Algorithm(Protocol):
 
 def load(name: str) -> Algorithm:
     """Return the algorithm module called ``name``; raises :class:`ConfigError` naming the nearest one."""
-    known = [m.name for m in pkgutil.iter_modules(__path__) if m.name != "networks"]
-    if name not in known:
-        raise ConfigError(
-            f"algorithm.name = '{name}' is not a module of apex/algorithms; {nearest(name, known)}"
-        )
-    return cast(Algorithm, importlib.import_module(f"{__name__}.{name}"))
+    known = plugins.names(__path__, {"networks"})
+    refusal = f"algorithm.name = '{name}' is not a module of apex/algorithms"
+    return cast(Algorithm, plugins.load(__name__, name, known, refusal))
 
 
 if TYPE_CHECKING:  # the checker compares them with the interface

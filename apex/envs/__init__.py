@@ -13,11 +13,10 @@ lists. ``tests/helpers/env_conformance.py`` holds the tests that every family pa
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING, Protocol, cast
 
-from apex.config import ConfigError, EnvConfig, nearest
+from apex import plugins
+from apex.config import ConfigError, EnvConfig
 from apex.envs.foreign import named
 from apex.envs.guard import EnvironmentFailure, GuardedEnvs
 from apex.envs.vector import Timestep, VectorEnv
@@ -104,14 +103,12 @@ def is_always_the_same(env: EnvConfig) -> bool:
 
 def families() -> list[str]:
     """Return the names of all environment families."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_FAMILIES)
+    return plugins.names(__path__, _NOT_FAMILIES)
 
 
 def _family(name: str) -> Family:
-    if name not in families():
-        raise ConfigError(f"env.family = '{name}' is unknown; {nearest(name, families())}")
     try:
-        return cast(Family, importlib.import_module(f"{__name__}.{name}"))
+        return cast(Family, plugins.load(__name__, name, families(), f"env.family = '{name}' is unknown"))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"env.family = '{name}' needs the package '{error.name}', which is not installed"

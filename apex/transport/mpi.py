@@ -194,8 +194,7 @@ class MpiWire:
         self._changes: list[Change] = []
         self._spawner: Spawner | None = None
         self._core: list[int] = []  # on the rank that asks for a process: who spawns it with this one
-        self._starting, self._ends = -1, False
-        self._traffic = self._turn = 0
+        self._starting, self._ends, self._traffic, self._turn = -1, False, 0, 0
         self._control_at = self._sweeps_at = 0.0
 
     # --- sending ---

@@ -5,17 +5,15 @@ here that defines `Index`, and one subclass of the mixin in `tests/conformance/`
 """
 
 import abc
-import importlib
 import itertools
 import operator
-import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from apex.config import nearest
+from apex import plugins
 from replay_rank.strata import Strata
 
 SLOT_DTYPE = np.dtype(np.int64)
@@ -177,15 +175,12 @@ def make_index(name: str, capacity: int, **options: Any) -> PriorityIndex:
 
 def index_names() -> list[str]:
     """Return the names of all implementations here, sorted; a leading underscore makes a module private."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return plugins.names(__path__)
 
 
 def index_class(name: str) -> type[PriorityIndex]:
     """The implementation called `name`. Raises ValueError and ImportError as `make_index` does."""
-    known = index_names()
-    if name not in known:
-        raise ValueError(f"no priority index is called {name!r}; {nearest(name, known)}")
-    return importlib.import_module(f"{__name__}.{name}").Index
+    return plugins.load(__name__, name, index_names(), f"no priority index is called {name!r}").Index
 
 
 def as_slots(slots: ArrayLike) -> np.ndarray:
