@@ -72,6 +72,7 @@ sizes: $(READY)
 lint: $(READY)
 	@$(PIP) ruff mypy
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || $(call refuse,some files are not formatted; run $(BIN)/ruff format .)
 	@$(BIN)/mypy
 
 clean:

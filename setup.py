@@ -12,7 +12,9 @@ class BuildNative(build_py):
     """Runs make in native/, then packages as usual."""
 
     def run(self):
-        subprocess.run(["make", "-C", str(Path(__file__).parent / "native"), f"PYTHON={sys.executable}"], check=True)
+        subprocess.run(
+            ["make", "-C", str(Path(__file__).parent / "native"), f"PYTHON={sys.executable}"], check=True
+        )
         super().run()
 
 

@@ -1,4 +1,4 @@
-"""Implementations that are found by their names: each is a module of a package, and none is listed anywhere."""
+"""Implementations that are found by name: each is a module of a package; no list names them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from apex.config import ConfigError, nearest
 
 
 def names(path: Iterable[str], others: Collection[str] = ()) -> list[str]:
-    """Return the implementations in a package's ``__path__``, sorted: all modules but ``_private`` ones and ``others``."""
+    """Return the implementations in a package's ``__path__``: modules but for ``_private`` and ``others``."""
     found = (module.name for module in pkgutil.iter_modules(path))
     return sorted(name for name in found if not name.startswith("_") and name not in others)
 

@@ -19,14 +19,24 @@ import pytest
 import native  # noqa: F401  before torch, whose libgomp may lack OpenACC
 from launch.run.launchers import ENVIRONMENT, find_mpirun
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))  # also suites that tests of many folders subclass
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent / "helpers")
+)  # also suites that tests of many folders subclass
 from places import HELPERS, ROOT
 
 pytest_plugins = ["resumed_runs"]
 pytest.register_assert_rewrite("port_conformance", "disturbance")
 hypothesis.settings.register_profile("apex", deadline=None)  # no test may depend on how fast the machine is
 hypothesis.settings.load_profile("apex")
-_LAUNCHERS = ("OMPI", "PMIX", "PMI_", "PRTE", "SLURM", "MPI4PY", "APEX_")  # an outer job's variables would mislead an inner one
+_LAUNCHERS = (
+    "OMPI",
+    "PMIX",
+    "PMI_",
+    "PRTE",
+    "SLURM",
+    "MPI4PY",
+    "APEX_",
+)  # an outer job's variables would mislead an inner one
 _MARK = "JOB_OF_TEST"  # in the environment of every process of a job, whichever session it is in
 _RANK_STARTS_S = 60.0
 _LINGER_S = 5.0  # mpirun, and the kernel, take a moment to end what is killed
@@ -34,19 +44,29 @@ PATIENCE = 6
 """Times the limits of tests, which are of free cores: what comes late on a busy machine is not wrong."""
 
 for _number in (signal.SIGINT, signal.SIGHUP):
-    if signal.getsignal(_number) is signal.SIG_IGN:  # in a shell's background, under nohup: ignored here, but not by jobs
+    if (
+        signal.getsignal(_number) is signal.SIG_IGN
+    ):  # in a shell's background, under nohup: ignored here, but not by jobs
         signal.signal(_number, lambda number, frame: None)
 
 
 def pytest_configure(config):
-    """Refuse a pytest with which groups do not hold (see pyproject.toml): each worker would build what the tests of a file share."""
+    """Refuse a pytest with which groups do not hold (see pyproject.toml).
+
+    Each worker would build what the tests of a file share.
+    """
     if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
-        raise pytest.UsageError("pytest 9.2 and pytest-xdist do not keep the tests of a file together; install what constraints.txt says")
+        raise pytest.UsageError(
+            "pytest 9.2 and pytest-xdist do not keep the tests of a file together; "
+            "install what constraints.txt says"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist's own looks at the groups
 def pytest_collection_modifyitems(items):
-    """Say what workers may share out (``make test``): a file at a time, or single tests where it is marked ``spread``.
+    """Say what workers may share out (``make test``).
+
+    A file at a time, or single tests where it is marked ``spread``.
 
     What takes long comes first, so that no worker is left with it alone.
     """
@@ -58,8 +78,19 @@ def pytest_collection_modifyitems(items):
 
 def pytest_terminal_summary(terminalreporter):
     """Print how many inputs the tests of ``fuzz`` have tried, whichever worker ran them."""
-    ends = [report for reports in terminalreporter.stats.values() for report in reports if isinstance(report, pytest.TestReport)]
-    tried = [value for report in ends if report.when == "teardown" for name, value in report.user_properties if name == "tried"]
+    ends = [
+        report
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+    ]
+    tried = [
+        value
+        for report in ends
+        if report.when == "teardown"
+        for name, value in report.user_properties
+        if name == "tried"
+    ]
     if tried:
         terminalreporter.write_line(f"fuzz: {sum(tried)} inputs in {len(tried)} tests")
 
@@ -89,10 +120,14 @@ class Job:
     def __init__(self, command: list[str], folder: Path, env: dict[str, str] | None = None):
         folder.mkdir()
         self.mark, self.folder = uuid.uuid4().hex, folder
-        self.temporary = Path(tempfile.mkdtemp(prefix="apex-job-"))  # pytest's own are too long for a socket's path
+        self.temporary = Path(
+            tempfile.mkdtemp(prefix="apex-job-")
+        )  # pytest's own are too long for a socket's path
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             self.process = subprocess.Popen(
-                command, env=_clean_environment() | {"TMPDIR": str(self.temporary)} | (env or {}) | {_MARK: self.mark}, cwd=ROOT,
+                command,
+                env=_clean_environment() | {"TMPDIR": str(self.temporary)} | (env or {}) | {_MARK: self.mark},
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
 
@@ -120,11 +155,16 @@ class Job:
                     yield pid
 
     def wait_until(self, holds, timeout: float, what: str) -> None:
-        """Wait until ``holds()``; the test fails, and the job ends, if that takes too long or the job ends before."""
+        """Wait until ``holds()``; the test fails, and the job ends, if that takes too long or the job ends
+        before.
+        """
         deadline = time.monotonic() + PATIENCE * timeout
         while not holds():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{what}: not within {PATIENCE * timeout:g} s, or before the job's end\n{self._after_kill()}")
+                pytest.fail(
+                    f"{what}: not within {PATIENCE * timeout:g} s, or before the job's end\n"
+                    f"{self._after_kill()}"
+                )
             time.sleep(0.02)
 
     def wait(self, timeout: float) -> Ended:
@@ -158,7 +198,10 @@ class Job:
         state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
         if state in "ZX":  # dead, only not yet collected
             return False
-        return int(session) == self.process.pid or f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
+        return (
+            int(session) == self.process.pid
+            or f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
+        )
 
     def _left_behind(self) -> dict[int, str]:
         deadline = time.monotonic() + PATIENCE * _LINGER_S
@@ -183,13 +226,18 @@ def _clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def environment():
-    """The environment of a command outside any job. What others start for it carries no job's mark, and is not ended with one."""
+    """The environment of a command outside any job.
+
+    What others start for it carries no job's mark, and is not ended with one.
+    """
     return _clean_environment()
 
 
 @pytest.fixture
 def figure():
-    """Return ``figure(what, value)``: notes something measured as a line of the file that FIGURES names, if it does.
+    """Return ``figure(what, value)``.
+
+    Notes something measured as a line of the file that FIGURES names, if it does.
 
     ``make figures`` runs the tests that measure something, and prints a table of it.
     """
@@ -204,7 +252,10 @@ def figure():
 
 @contextlib.contextmanager
 def _starting(folder: Path):
-    """Yield ``start(command, env=None) -> Job``, in folders within ``folder``; what is left of the jobs is killed at the end."""
+    """Yield ``start(command, env=None) -> Job``, in folders within ``folder``.
+
+    What is left of the jobs is killed at the end.
+    """
     jobs = []
 
     def start_job(command: list, env: dict[str, str] | None = None) -> Job:
@@ -247,7 +298,10 @@ def run_to_end(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def mpirun(run_to_end):
-    """Return ``mpirun(n, arguments, env=None, timeout=60) -> Ended``: Python with ``arguments``, as ``n`` ranks."""
+    """Return ``mpirun(n, arguments, env=None, timeout=60) -> Ended``.
+
+    Python with ``arguments``, as ``n`` ranks.
+    """
 
     def run(n: int, arguments: list, env: dict[str, str] | None = None, timeout: float = 60) -> Ended:
         return run_to_end([find_mpirun(), "-n", n, sys.executable, *arguments], env, timeout)

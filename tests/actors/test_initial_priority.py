@@ -19,7 +19,14 @@ from apex.topology import make
 from launch.run.local import make_ports
 from replay_rank.replay import Replay
 
-SMALL = ["actor.envs=4", "actor.intake_batch=10", "algorithm.hidden=32", "replay.capacity=5000", "actor.refresh_period=2", "run.seed=5"]
+SMALL = [
+    "actor.envs=4",
+    "actor.intake_batch=10",
+    "algorithm.hidden=32",
+    "replay.capacity=5000",
+    "actor.refresh_period=2",
+    "run.seed=5",
+]
 GAMMA = 0.99
 
 
@@ -45,7 +52,10 @@ class Played:
         self.actor = Actor(self.config, self.spec, self.ports[3], 0, 1)
 
     def publish(self, version):
-        """Publish a network like no other; its weights are enlarged so that observations and versions matter."""
+        """Publish a network like no other.
+
+        Its weights are enlarged so that observations and versions matter.
+        """
         torch.manual_seed(version)
         network = self.networks[version] = make_network(self.config, self.spec)
         layout = weight_layout(weights.size(network))
@@ -71,7 +81,9 @@ class Played:
 
     def transitions(self):
         """Return all that arrived, with its initial priority, as one batch."""
-        slots = np.array([p * self.replay.batch + r for p, count in enumerate(self.replay.count) for r in range(count)])
+        slots = np.array(
+            [p * self.replay.batch + r for p, count in enumerate(self.replay.count) for r in range(count)]
+        )
         layout = sample_layout(self.spec, len(slots))
         views = layout.views(aligned_bytes(layout.nbytes))
         self.replay.store.gather(slots, views)
@@ -92,7 +104,9 @@ def cartpole_with_a_time_limit(mode, steps):
 
 def td_errors(played, batch, version=1):
     """The learner's |TD error| with online and target weights equal to the actor's, row by row."""
-    tensors = {name: torch.from_numpy(batch[name]) for name in ("obs", "next_obs", "action", "reward", "discount")}
+    tensors = {
+        name: torch.from_numpy(batch[name]) for name in ("obs", "next_obs", "action", "reward", "discount")
+    }
     network = played.networks[version]
     with torch.no_grad():
         return td_error(network, network, tensors, played.config)[0].abs().numpy()
@@ -118,7 +132,9 @@ def test_over_real_cartpole_initial_priorities_are_the_learners_td_errors(n_step
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_after_a_time_limit_initial_priorities_bootstrap_from_the_observation_it_cut_off_at(mode, limit, monkeypatch):
+def test_after_a_time_limit_initial_priorities_bootstrap_from_the_observation_it_cut_off_at(
+    mode, limit, monkeypatch
+):
     monkeypatch.setattr("actors.actor.make_envs", cartpole_with_a_time_limit(mode, limit))
     played = Played()
     played.publish(1)
@@ -128,7 +144,13 @@ def test_after_a_time_limit_initial_priorities_bootstrap_from_the_observation_it
 
 
 def test_on_real_pong_initial_priorities_are_the_learners_td_errors_across_forced_ends():
-    atari = ["env.family=atari", "env.id=pong", "env.frame_size=42", "env.max_episode_frames=80", "algorithm.network=small_cnn"]
+    atari = [
+        "env.family=atari",
+        "env.id=pong",
+        "env.frame_size=42",
+        "env.max_episode_frames=80",
+        "algorithm.network=small_cnn",
+    ]
     played = Played(*atari, "actor.envs=2")
     played.publish(1)
     discounts = check_priorities(played.play(120), 180)
@@ -141,7 +163,9 @@ def test_every_transition_tells_the_version_of_the_weights_that_chose_its_action
     batch = played.transitions()
     versions = batch["param_version"]
     assert len(np.unique(versions)) > 30
-    best = {v: net(torch.from_numpy(batch["obs"])).argmax(dim=1).numpy() for v, net in played.networks.items()}
+    best = {
+        v: net(torch.from_numpy(batch["obs"])).argmax(dim=1).numpy() for v, net in played.networks.items()
+    }
     chosen = np.array([best[version][i] for i, version in enumerate(versions.tolist())])
     assert (batch["action"] == chosen).all()
     later = np.array([best.get(version + 1, best[version])[i] for i, version in enumerate(versions.tolist())])
@@ -152,6 +176,9 @@ def test_the_initial_priority_is_the_formula():
     rng = np.random.default_rng(0)
     q_taken, reward, discount, bootstrap = rng.normal(size=(4, 50)).astype(np.float32)
     priority = initial_priority(q_taken, reward, discount, bootstrap)
-    expected = [abs(float(r) + float(d) * float(b) - float(q)) for q, r, d, b in zip(q_taken, reward, discount, bootstrap)]
+    expected = [
+        abs(float(r) + float(d) * float(b) - float(q))
+        for q, r, d, b in zip(q_taken, reward, discount, bootstrap)
+    ]
     assert priority == pytest.approx(expected, abs=1e-6) and priority.dtype == np.float32
     assert initial_priority(q_taken[:0], reward[:0], discount[:0], bootstrap[:0]).shape == (0,)

@@ -1,4 +1,4 @@
-"""Intake batches: frames rebuilt from shared storage equal, byte for byte, the stacks the environment gave."""
+"""Intake batches: frames rebuilt from shared storage equal the environment's stacks byte for byte."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,9 @@ def check_headers(config, envs, batches):
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("flavour", MODES)
-def test_every_step_starts_one_transition_that_comes_once_in_order_and_byte_for_byte(flavour, batch, n, stack):
+def test_every_step_starts_one_transition_that_comes_once_in_order_and_byte_for_byte(
+    flavour, batch, n, stack
+):
     steps = 150 if batch == 50 else 50
     batches = check_play(make_config(2, batch, n), stacking_envs(flavour, 2, stack), steps)
     assert len(batches) >= 4
@@ -56,7 +58,11 @@ def streams(draw):
     config = make_config(envs, batch, draw(st.integers(1, 5)), draw(st.integers(1, 3)))
     lengths = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=6)))
     ends = tuple(draw(st.lists(st.sampled_from(ENDS), min_size=1, max_size=4)))
-    flavour, stack, resets = draw(st.sampled_from(sorted(FLAVOURS))), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(RESETS))
+    flavour, stack, resets = (
+        draw(st.sampled_from(sorted(FLAVOURS))),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from(RESETS)),
+    )
     return config, stacking_envs(flavour, envs, stack, resets, lengths, ends)
 
 
@@ -70,7 +76,12 @@ def test_random_streams_are_delivered_once_in_order_and_byte_for_byte(stream):
 def test_unstacked_float_observations_survive_in_every_autoreset_mode(flavour):
     envs = counting_envs(flavour, 3, lengths=(5, 1, 2, 7), ends=("terminated", "truncated", "truncated"))
     batches = check_play(make_config(3, 4, 3), envs, 60)
-    ends = {np.frombuffer(t.next_obs, np.float32)[1:].tobytes() for _, transitions in batches for t in transitions if t.discount == 0}
+    ends = {
+        np.frombuffer(t.next_obs, np.float32)[1:].tobytes()
+        for _, transitions in batches
+        for t in transitions
+        if t.discount == 0
+    }
     assert len(ends) > 5
 
 
@@ -137,7 +148,9 @@ def timestep(obs):
     return Timestep(obs, obs, none, yes, no, yes, no, none, yes)
 
 
-@pytest.mark.parametrize("frames", [[-0.0], [0.0, -0.0, 0.0, -0.0], [np.nan, np.nan, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0]])
+@pytest.mark.parametrize(
+    "frames", [[-0.0], [0.0, -0.0, 0.0, -0.0], [np.nan, np.nan, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0]]
+)
 def test_minus_zero_and_nan_are_kept_to_the_bit(frames):
     obs = np.repeat(np.array(frames, np.float32)[:, None], 3, axis=1)
     assert first_observation_as_stored(obs) == obs.tobytes()

@@ -95,7 +95,10 @@ def test_windows_emptied_by_a_reset_leave_nothing_behind(streams, n):
 
 
 def single(rewards, last, n, gamma):
-    """Run one episode of one environment; return the transitions in the order they came: (age, ret, discount)."""
+    """Run one episode of one environment; return the transitions in the order they came.
+
+    (age, ret, discount).
+    """
     n_step, out = NStep(1, n, gamma), []
     for i, reward in enumerate(rewards):
         event = last if i == len(rewards) - 1 else GO
@@ -156,7 +159,8 @@ def test_impossible_settings_are_refused():
 
 
 def play(envs, n, gamma, steps):
-    """Step for a while; return (start observation, end observation, return, discount) per transition, and steps made.
+    """Step for a while; return (start observation, end observation, return, discount) per transition, and
+    steps made.
 
     Observations are the counting environment's (row, episode, t).
     """
@@ -168,7 +172,9 @@ def play(envs, n, gamma, steps):
         made += [as_place(obs[v]) for v in np.flatnonzero(step.valid)]
         emitted = n_step.step(step.reward, step.terminated, step.truncated, step.valid)
         for v, age, ret, discount in zip(*emitted, strict=True):
-            transitions.append((as_place(acted_from[now - age][v]), as_place(step.last_obs[v]), ret, discount))
+            transitions.append(
+                (as_place(acted_from[now - age][v]), as_place(step.last_obs[v]), ret, discount)
+            )
         obs = step.obs
     return transitions, made
 

@@ -9,11 +9,18 @@ import torch
 from apex import checkpoint
 from apex.config import ConfigError
 
-STATE = {"online": {"a.weight": torch.arange(6.0).reshape(2, 3)}, "learner_steps": 7, "eval_return": -21.0, "note": "text"}
+STATE = {
+    "online": {"a.weight": torch.arange(6.0).reshape(2, 3)},
+    "learner_steps": 7,
+    "eval_return": -21.0,
+    "note": "text",
+}
 
 
 def same(a, b):
-    return a["learner_steps"] == b["learner_steps"] and torch.equal(a["online"]["a.weight"], b["online"]["a.weight"])
+    return a["learner_steps"] == b["learner_steps"] and torch.equal(
+        a["online"]["a.weight"], b["online"]["a.weight"]
+    )
 
 
 def refusal(path):
@@ -59,7 +66,9 @@ def test_a_save_that_dies_leaves_the_old_checkpoint_whole(tmp_path, monkeypatch,
             args[1].write(b"half a checkpoint")
         raise OSError("no space left")
 
-    owner, name = {"torch.save": (torch, "save"), "os.fsync": (os, "fsync"), "os.replace": (os, "replace")}[dies_in]
+    owner, name = {"torch.save": (torch, "save"), "os.fsync": (os, "fsync"), "os.replace": (os, "replace")}[
+        dies_in
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, die)
         with pytest.raises(OSError, match="no space"):
@@ -106,7 +115,9 @@ class Evil:
         return (os.makedirs, ("evil-was-here",))
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state, protocol=2))])
+@pytest.mark.parametrize(
+    "write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state, protocol=2))]
+)
 def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
     write({"online": Evil()}, tmp_path / "x.pt")

@@ -1,4 +1,7 @@
-"""Checkpoint folders: whole or not there; torn and edited ones are refused by name and the one before is used."""
+"""Checkpoint folders: whole or not there.
+
+Torn and edited ones are refused by name and the one before is used.
+"""
 
 import errno
 import json
@@ -24,7 +27,9 @@ def test_a_whole_checkpoint_is_read_back(tmp_path):
     held = checkpoint.Reader(folder, load("cartpole"), 1)
     assert held.values("replay-0") == split(STATES["replay-0"])[0]
     state = held.state("replay-0")
-    assert (state["replay"]["index"]["mass"] == np.arange(50.0)).all() and state["replay"]["strata"] == {"state": 1}
+    assert (state["replay"]["index"]["mass"] == np.arange(50.0)).all() and state["replay"]["strata"] == {
+        "state": 1
+    }
     assert not list(tmp_path.glob(".step*"))
 
 
@@ -47,7 +52,15 @@ def test_a_part_that_is_seen_a_moment_later_is_waited_for(tmp_path):
     assert set(checkpoint.verify(target)["files"]) == {*FILES} - {"manifest.json"}
 
 
-FILES = ["manifest.json", "learner.json", "learner.npz", "learner.bin", "replay-0.json", "replay-0.npz", "replay-0.bin"]
+FILES = [
+    "manifest.json",
+    "learner.json",
+    "learner.npz",
+    "learner.bin",
+    "replay-0.json",
+    "replay-0.npz",
+    "replay-0.bin",
+]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -81,8 +94,11 @@ def test_every_single_bit_of_a_small_checkpoint_counts(tmp_path):
                 checkpoint.verify(folder)
             except Corrupt:
                 pass
-            else:  # white space of the manifest, or the case of a digit's letter, may change without a change of content
-                assert name == "manifest.json" and json.loads((folder / name).read_bytes())["manifest"]["learner_steps"] == 100
+            else:  # white space, or the case of a digit's letter, may change without a change of content
+                assert (
+                    name == "manifest.json"
+                    and json.loads((folder / name).read_bytes())["manifest"]["learner_steps"] == 100
+                )
         (folder / name).write_bytes(data)
     checkpoint.verify(folder)
 
@@ -129,7 +145,11 @@ def test_only_the_newest_are_kept_and_leftovers_are_removed(tmp_path):
     (tmp_path / ".step-000000400-7.partial").mkdir()
     checkpoint.remove_leftovers(tmp_path)
     checkpoint.prune(tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1000000000", "step-999999999", "step-by-step"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-1000000000",
+        "step-999999999",
+        "step-by-step",
+    ]
     assert newest(tmp_path).name == "step-1000000000"
 
 

@@ -5,13 +5,24 @@ import errno
 import numpy as np
 import pytest
 
-from apex.control import ACKS, REQUESTS, CheckpointAck, CheckpointRequest, EpsilonAck, EpsilonAssignment, NoMoreIntake, as_json
+from apex.control import (
+    ACKS,
+    REQUESTS,
+    CheckpointAck,
+    CheckpointRequest,
+    EpsilonAck,
+    EpsilonAssignment,
+    NoMoreIntake,
+    as_json,
+)
 from apex.transport.wire import CONTROL_NBYTES, CONTROLS, decode, encode
 
 RNG = np.random.default_rng(3).bit_generator.state["state"] | {"has_uint32": 1, "uinteger": 2**32 - 1}
 MESSAGES = [
     CheckpointRequest(3, 2**40, 2), EpsilonAssignment(1, 2), NoMoreIntake(), EpsilonAck(),
-    CheckpointAck(3, errno.ENOSPC, {"counters": {"episodes": 1.0, "loss": -np.inf}, "rng": RNG, "next_steps": 2**50}),
+    CheckpointAck(
+        3, errno.ENOSPC, {"counters": {"episodes": 1.0, "loss": -np.inf}, "rng": RNG, "next_steps": 2**50}
+    ),
 ]  # fmt: skip
 
 
@@ -30,8 +41,10 @@ def test_every_message_has_its_line_in_the_table_with_its_fields():
 
 
 @pytest.mark.parametrize("message", [
-    CheckpointRequest(0, 0, 0), CheckpointRequest(3, -1, 0), CheckpointRequest(3, 0, 3), CheckpointRequest(3, 0, -1),
-    CheckpointRequest(2**63, 0, 0), CheckpointAck(1, -1, {}), CheckpointAck(1, 4096, {}), EpsilonAssignment(2, 2), EpsilonAssignment(-1, 2),
+    CheckpointRequest(0, 0, 0), CheckpointRequest(3, -1, 0), CheckpointRequest(3, 0, 3),
+    CheckpointRequest(3, 0, -1),
+    CheckpointRequest(2**63, 0, 0), CheckpointAck(1, -1, {}), CheckpointAck(1, 4096, {}),
+    EpsilonAssignment(2, 2), EpsilonAssignment(-1, 2),
 ])  # fmt: skip
 def test_values_that_make_no_sense_are_named(message):
     assert message.fault()

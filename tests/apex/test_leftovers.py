@@ -1,4 +1,7 @@
-"""Temporary folders: their user's alone, gone with their process or the next; other users' and running ones stay."""
+"""Temporary folders: their user's alone, gone with their process or the next.
+
+Other users' and running ones stay.
+"""
 
 import os
 import stat
@@ -54,7 +57,11 @@ def test_a_link_is_not_followed(tmp_path):
 
 def test_nobody_else_makes_temporary_folders():
     others = [path for path in LAUNCH.rglob("*.py") if path.name != "leftovers.py"]
-    assert not [path.name for path in others if "TemporaryDirectory" in path.read_text() or "mkdtemp" in path.read_text()]
+    assert not [
+        path.name
+        for path in others
+        if "TemporaryDirectory" in path.read_text() or "mkdtemp" in path.read_text()
+    ]
 
 
 # --- who may enter ------------------------------------------------------------------------------------

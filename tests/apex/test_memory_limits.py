@@ -32,7 +32,9 @@ def v2_group(root, path, limit, current, high="max", **stat):
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.high").write_text(f"{high}\n")
     (folder / "memory.current").write_text(f"{current}\n")
-    (folder / "memory.stat").write_text("".join(f"{name} {value}\n" for name, value in {"anon": 5, **stat}.items()))
+    (folder / "memory.stat").write_text(
+        "".join(f"{name} {value}\n" for name, value in {"anon": 5, **stat}.items())
+    )
 
 
 def v1_group(root, path, limit, usage, **stat):
@@ -40,7 +42,9 @@ def v1_group(root, path, limit, usage, **stat):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
     (folder / "memory.usage_in_bytes").write_text(f"{usage}\n")
-    (folder / "memory.stat").write_text("".join(f"{name} {value}\n" for name, value in {"cache": 5, **stat}.items()))
+    (folder / "memory.stat").write_text(
+        "".join(f"{name} {value}\n" for name, value in {"cache": 5, **stat}.items())
+    )
 
 
 def test_without_control_groups_the_machines_free_memory_counts(tmp_path):
@@ -65,7 +69,9 @@ def test_a_limit_of_version_1(tmp_path):
     assert available_bytes(root) == 5 * GIB
 
 
-@pytest.mark.parametrize("limited", ["slurm", "slurm/job_7", "slurm/job_7/step_0", "slurm/job_7/step_0/task_1"])
+@pytest.mark.parametrize(
+    "limited", ["slurm", "slurm/job_7", "slurm/job_7/step_0", "slurm/job_7/step_0/task_1"]
+)
 def test_a_limit_at_any_level_counts_with_what_that_level_uses(tmp_path, limited):
     levels = ["slurm", "slurm/job_7", "slurm/job_7/step_0", "slurm/job_7/step_0/task_1"]
     root = machine(tmp_path, [f"0::/{levels[-1]}"], [V2.format(top="/")])
@@ -84,7 +90,9 @@ def test_of_several_limits_the_one_that_leaves_least_counts(tmp_path):
 
 def test_pages_of_files_are_not_used_memory(tmp_path):
     root = machine(tmp_path, ["0::/a"], [V2.format(top="/")])
-    v2_group(root, "a", 8 * GIB, 7 * GIB, inactive_file=3 * GIB, active_file=GIB, slab_reclaimable=GIB, shmem=GIB)
+    v2_group(
+        root, "a", 8 * GIB, 7 * GIB, inactive_file=3 * GIB, active_file=GIB, slab_reclaimable=GIB, shmem=GIB
+    )
     assert available_bytes(root) == 6 * GIB
 
 
@@ -100,7 +108,9 @@ def test_a_limit_from_which_on_the_kernel_slows_a_group_down_is_a_limit(tmp_path
     assert available_bytes(root) == 3 * GIB
 
 
-@pytest.mark.parametrize("own, top", [("/docker/x", "/docker/x"), ("/", "/"), ("/../../elsewhere", "/"), ("/docker/x", "/")])
+@pytest.mark.parametrize(
+    "own, top", [("/docker/x", "/docker/x"), ("/", "/"), ("/../../elsewhere", "/"), ("/docker/x", "/")]
+)
 def test_a_container_that_shows_its_own_group_at_the_top_is_limited_by_it(tmp_path, own, top):
     root = machine(tmp_path, [f"0::{own}"], [V2.format(top=top)])
     v2_group(root, "", 2 * GIB, GIB)

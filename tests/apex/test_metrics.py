@@ -87,7 +87,13 @@ def test_before_any_report_a_row_holds_zero_counts_and_unknown_measurements(cloc
     row = Hub(2, 1, clock).row()
     assert tuple(row) == ROW_FIELDS
     unknown = {key for key, value in row.items() if value is None}
-    rates = {"agent_steps_per_s", "transitions_per_s", "learner_steps_per_s", "learner_wait_pct", "actor_wait_pct"}
+    rates = {
+        "agent_steps_per_s",
+        "transitions_per_s",
+        "learner_steps_per_s",
+        "learner_wait_pct",
+        "actor_wait_pct",
+    }
     measured = {"staleness", "loss", "td_error", "q_value", "grad_norm", "train_return", "eval_return"}
     assert unknown == rates | measured  # no time has passed, so no rate is known either
     assert all(row[key] == 0 for key in set(ROW_FIELDS) - unknown)
@@ -100,12 +106,21 @@ def test_rates_are_differences_over_the_time_since_the_previous_row(clock):
     hub.update("learner", 0, report("learner", learner_steps=10))
     clock.now += 4
     row = hub.row()
-    assert (row["agent_steps_per_s"], row["transitions_per_s"], row["learner_steps_per_s"]) == (100.0, 50.0, 2.5)
+    assert (row["agent_steps_per_s"], row["transitions_per_s"], row["learner_steps_per_s"]) == (
+        100.0,
+        50.0,
+        2.5,
+    )
     hub.update("actor", 1, report("actor", agent_steps=316, transitions=120))
     clock.now += 2
     row = hub.row()
     assert (row["agent_steps_per_s"], row["transitions_per_s"], row["learner_steps_per_s"]) == (8.0, 0.0, 0.0)
-    assert (row["wall_s"], row["agent_steps"], row["transitions"], row["learner_steps"]) == (6.0, 416, 200, 10)
+    assert (row["wall_s"], row["agent_steps"], row["transitions"], row["learner_steps"]) == (
+        6.0,
+        416,
+        200,
+        10,
+    )
 
 
 def test_a_lost_report_costs_nothing(clock):
@@ -160,7 +175,9 @@ def test_train_return_is_the_mean_over_episodes_finished_since_the_previous_row(
 
 def test_replay_values_are_summed_over_replay_ranks(clock):
     hub = Hub(1, 2, clock)
-    hub.update("replay", 0, report("replay", inserted=100, sampled=300, size=50, capacity=100, stale_updates=1))
+    hub.update(
+        "replay", 0, report("replay", inserted=100, sampled=300, size=50, capacity=100, stale_updates=1)
+    )
     hub.update("replay", 1, report("replay", inserted=60, sampled=20, size=25, capacity=100))
     row = hub.row()
     assert (row["replay_size"], row["replay_fill"], row["samples_per_insert"]) == (75, 0.375, 2.0)

@@ -1,4 +1,7 @@
-"""Parts of a checkpoint that are whole by their checksums and not of this program: one line, never a traceback."""
+"""Parts of a checkpoint that are whole by their checksums and not of this program.
+
+One line, never a traceback.
+"""
 
 import copy
 import hashlib
@@ -18,7 +21,15 @@ from replay_rank import persistence
 
 pytestmark = pytest.mark.usefixtures("as_before")
 
-WRONG = {"missing": None, "null": None, "text": "x", "list": [[]], "table": {"x": {}}, "negative": -1, "huge": 10**30}
+WRONG = {
+    "missing": None,
+    "null": None,
+    "text": "x",
+    "list": [[]],
+    "table": {"x": {}},
+    "negative": -1,
+    "huge": 10**30,
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +88,25 @@ def changed(values, name, how):
 
 
 def names_of(part):
-    learner = ("counters", "param_version", "turn", "requested", "importance/smallest", "transport", "run_log", "answers")
+    learner = (
+        "counters",
+        "param_version",
+        "turn",
+        "requested",
+        "importance/smallest",
+        "transport",
+        "run_log",
+        "answers",
+    )
     replay = (
-        "replay/inserted", "replay/sampled", "replay/stale_updates", "replay/landing", "replay/strata/state", "replay/slots",
-        "replay/newest_generation", "limiter/inserted", "limiter/sampled", "counters", "segments", "places", "open_requests",
+        "replay/inserted", "replay/sampled", "replay/stale_updates", "replay/landing", "replay/strata/state",
+        "replay/slots",
+        "replay/newest_generation", "limiter/inserted", "limiter/sampled", "counters", "segments", "places",
+        "open_requests",
     )  # fmt: skip
     actor = (
-        "env_seed", "intake/free", "intake/ready", "intake/sequence", "steps", "q_version", "policy/param_version", "policy/learner_steps",
+        "env_seed", "intake/free", "intake/ready", "intake/sequence", "steps", "q_version",
+        "policy/param_version", "policy/learner_steps",
         "policy/asked", "rng/state", "counters/agent_steps",
     )  # fmt: skip
     run_log = ("wall_s", "eval_return", "eval_episodes", "evaluations")
@@ -113,7 +136,10 @@ def test_values_that_are_missing_or_of_another_kind_are_refused_in_one_line(run,
 @pytest.mark.parametrize("part", ["learner", "replay-0"])
 def test_each_value_of_a_part_is_taken_as_it_was_written_and_as_no_other_kind(run, part):
     values = json.loads((run[1] / f"{part}.json").read_text())["values"]
-    check = {"learner": lambda held: require(held, learner.STATE), "replay-0": lambda held: persistence.check_values(held, True)}[part]
+    check = {
+        "learner": lambda held: require(held, learner.STATE),
+        "replay-0": lambda held: persistence.check_values(held, True),
+    }[part]
     check(values)
     for name in set(names_of(part)) - {"transport"}:
         for how in set(WRONG) - {"negative", *(["null"] if name == "asked" else [])}:
@@ -121,7 +147,9 @@ def test_each_value_of_a_part_is_taken_as_it_was_written_and_as_no_other_kind(ru
                 check(changed(values, name, how))
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"values": []}', '{"values": {}}', '{"values": null}', "3", "nothing", "[" * 5000])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"values": []}', '{"values": {}}', '{"values": null}', "3", "nothing", "[" * 5000]
+)
 @pytest.mark.parametrize("part", ["learner", "replay-0"])
 def test_a_part_that_is_other_json_is_refused_in_one_line(run, capsys, part, text):
     (run[1] / f"{part}.json").write_text(text)
@@ -135,7 +163,13 @@ def test_arrays_of_replay_that_do_not_fit_are_refused_in_one_line(run, capsys, n
         arrays = dict(file)
     name = next(key for key in arrays if key.endswith(name))
     rest = {key: array for key, array in arrays.items() if key != name}
-    for other in ({}, {name: arrays[name][:-1]}, {name: arrays[name].astype("S1")}, {name: arrays[name][None]}, {name: -1 - arrays[name]}):
+    for other in (
+        {},
+        {name: arrays[name][:-1]},
+        {name: arrays[name].astype("S1")},
+        {name: arrays[name][None]},
+        {name: -1 - arrays[name]},
+    ):
         np.savez(path, **rest, **other)
         told = refusal(run, capsys)
         assert "replay" in told, (name, other)
@@ -143,10 +177,15 @@ def test_arrays_of_replay_that_do_not_fit_are_refused_in_one_line(run, capsys, n
 
 def networks():
     """Return what is done to learner.pt: name -> a change of its dictionary, in place or a new one."""
-    changes = {f"without {name}": lambda state, name=name: state.pop(name) and None for name in ("online", "target", "optimizer", "random")}
+    changes = {
+        f"without {name}": lambda state, name=name: state.pop(name) and None
+        for name in ("online", "target", "optimizer", "random")
+    }
     for name in ("online", "target", "optimizer", "random", "learner_steps"):
         for value in ("x", [], torch.ones(3)):
-            changes[f"{name} {type(value).__name__}"] = lambda state, name=name, value=value: state.update({name: value})
+            changes[f"{name} {type(value).__name__}"] = lambda state, name=name, value=value: state.update(
+                {name: value}
+            )
     first = lambda state: next(iter(state["online"]))  # noqa: E731
     return changes | {
         "a list": lambda state: [1],
@@ -155,9 +194,13 @@ def networks():
         "a number for a tensor": lambda state: state["target"].update({first(state): 3}),
         "no averages": lambda state: state["optimizer"].pop("state") and None,
         "no groups": lambda state: state["optimizer"].pop("param_groups") and None,
-        "averages of another shape": lambda state: state["optimizer"]["state"][0].update(exp_avg=torch.ones(1, 2, 3)),
+        "averages of another shape": lambda state: state["optimizer"]["state"][0].update(
+            exp_avg=torch.ones(1, 2, 3)
+        ),
         "averages that are none": lambda state: state["optimizer"]["state"][0].update(exp_avg="x"),
-        "random state of another length": lambda state: state["random"].update(cpu=torch.zeros(5, dtype=torch.uint8)),
+        "random state of another length": lambda state: state["random"].update(
+            cpu=torch.zeros(5, dtype=torch.uint8)
+        ),
     }
 
 
@@ -177,8 +220,10 @@ def test_weights_to_play_with_that_do_not_fit_are_refused_in_one_line(run, capsy
     state = torch.load(run[1] / "learner.pt", weights_only=True)
     first = next(iter(state["online"]))
     wrong = [
-        [], {}, {"online": {}}, {"online": 3, "learner_steps": 1}, state | {"learner_steps": "x"}, {"online": state["online"]},
-        state | {"online": state["online"] | {first: torch.ones(2)}}, state | {"online": state["online"] | {3: torch.ones(2)}},
+        [], {}, {"online": {}}, {"online": 3, "learner_steps": 1}, state | {"learner_steps": "x"},
+        {"online": state["online"]},
+        state | {"online": state["online"] | {first: torch.ones(2)}},
+        state | {"online": state["online"] | {3: torch.ones(2)}},
         state | {"online": state["online"] | {first: 3}}, state | {"online": state["online"] | {first: "x"}},
     ]  # fmt: skip
     for other in wrong:

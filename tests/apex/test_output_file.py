@@ -14,12 +14,16 @@ from apex.run_folder import RunFolder, create
 from launch.cli.main import main
 
 ROW = {
-    "wall_s": 1.0, "env_frames": 10, "agent_steps": 10, "train_return": 1.0, "eval_return": 2.0, "evaluations": 1, "learner_steps": 1,
+    "wall_s": 1.0, "env_frames": 10, "agent_steps": 10, "train_return": 1.0, "eval_return": 2.0,
+    "evaluations": 1, "learner_steps": 1,
 }  # fmt: skip
-# Every option that names a file to write, in a command that would otherwise start working, and a suffix that it takes.
+# Every option that names a file to write, in a command that would otherwise start working, and a suffix that
+# it takes.
 OPTIONS = [
-    (["plot", "{run}", "--out"], ".png"), (["play", "{run}", "--gif"], ".gif"), (["doctor", "--json"], ".json"),
-    (["bench", "index", "--json"], ".json"), (["bench", "index", "--png"], ".png"), (["bench", "system", "--json"], ".json"),
+    (["plot", "{run}", "--out"], ".png"), (["play", "{run}", "--gif"], ".gif"),
+    (["doctor", "--json"], ".json"),
+    (["bench", "index", "--json"], ".json"), (["bench", "index", "--png"], ".png"),
+    (["bench", "system", "--json"], ".json"),
     (["bench", "rates", "--json"], ".json"), (["compare", "--json"], ".json"), (["compare", "--png"], ".svg"),
     (["compare", "--report"], ".md"),
 ]  # fmt: skip
@@ -44,21 +48,29 @@ def refused(capsys, words, path, run) -> str:
 
 @pytest.mark.parametrize("words, suffix", OPTIONS, ids=[" ".join(words) for words, _ in OPTIONS])
 class TestEveryOption:
-    def test_another_suffix_is_refused_and_those_that_it_takes_are_named(self, run, capsys, tmp_path, words, suffix):
+    def test_another_suffix_is_refused_and_those_that_it_takes_are_named(
+        self, run, capsys, tmp_path, words, suffix
+    ):
         said = refused(capsys, words, tmp_path / "new" / "file.exe", run)
         assert f"{words[-1]} {tmp_path}/new/file.exe: the name must end in " in said and suffix in said
         assert not (tmp_path / "new").exists()
 
     @pytest.mark.parametrize("place", ["/proc/none/file", "/dev/null/file"])
-    def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(self, run, capsys, words, suffix, place):
-        assert f"{words[-1]} {place}{suffix} cannot be written: " in refused(capsys, words, place + suffix, run)
+    def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
+        self, run, capsys, words, suffix, place
+    ):
+        assert f"{words[-1]} {place}{suffix} cannot be written: " in refused(
+            capsys, words, place + suffix, run
+        )
 
     def test_a_folder_of_that_name_is_refused(self, run, capsys, tmp_path, words, suffix):
         (tmp_path / f"folder{suffix}").mkdir()
         assert "is a folder or a device" in refused(capsys, words, tmp_path / f"folder{suffix}", run)
 
 
-@pytest.mark.parametrize("suffix, start", [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
+@pytest.mark.parametrize(
+    "suffix, start", [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml"), (".PDF", b"%PDF")]
+)
 def test_the_suffix_says_what_a_plot_is_written_as(run, tmp_path, suffix, start):
     out = tmp_path / "a new" / f"curve{suffix}"
     assert main(["plot", str(run), "--out", str(out)]) == 0
@@ -84,7 +96,9 @@ def test_an_old_file_stays_where_the_new_one_cannot_be_finished(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text("old")
     out = OutputFile("--json", path, JSON)
-    with pytest.raises(output_file.ConfigError, match=r"--json .*rows.json cannot be written: No space left on device"):
+    with pytest.raises(
+        output_file.ConfigError, match=r"--json .*rows.json cannot be written: No space left on device"
+    ):
         out.write(lambda aside: Path("/dev/full").write_text("x"))
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["rows.json"]
 
@@ -98,9 +112,14 @@ def test_a_link_stays_one_and_what_it_leads_to_is_replaced(tmp_path):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
 def test_another_user_s_folder_is_refused_before_any_work(run, tmp_path):
-    imports = "import os, sys, launch.cli.doctor; from launch.cli.main import main"  # what the other user may not read
-    program = f"{imports}; os.setuid(65534); sys.exit(main(['doctor', '--json', {str(tmp_path / 'x.json')!r}]))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    # Imported here: the other user may not read it.
+    imports = "import os, sys, launch.cli.doctor; from launch.cli.main import main"
+    program = (
+        f"{imports}; os.setuid(65534); sys.exit(main(['doctor', '--json', {str(tmp_path / 'x.json')!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert "x.json cannot be written: Permission denied" in done.stderr
 

@@ -1,4 +1,6 @@
-"""Processes of this host: found by session and environment, measured, tied to their parent, and ended by id and start time."""
+"""Processes of this host: found by session and environment, measured, tied to their parent, and ended by id
+and start time.
+"""
 
 import os
 import signal
@@ -45,7 +47,9 @@ def test_facts_of_this_process_are_those_of_the_standard_library():
 
 def test_a_command_is_found_by_its_session_and_environment_and_ends_with_what_it_started():
     child = f"import subprocess, time; subprocess.Popen({SLEEP!r}); print('up', flush=True); time.sleep(600)"
-    command = processes.start([sys.executable, "-c", child], os.environ | {"MARK_OF_TEST": "é=1"}, subprocess.PIPE)
+    command = processes.start(
+        [sys.executable, "-c", child], os.environ | {"MARK_OF_TEST": "é=1"}, subprocess.PIPE
+    )
     assert command.stdout.readline() == "up\n"
     wait_until(lambda: len(processes.of_session(command.pid)) == 2)
     pids = list(processes.of_session(command.pid))
@@ -55,7 +59,8 @@ def test_a_command_is_found_by_its_session_and_environment_and_ends_with_what_it
 
 
 def test_a_command_that_ignores_the_request_to_end_is_killed():
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    deaf += "print('up', flush=True); time.sleep(600)"
     command = processes.start([sys.executable, "-c", deaf], None, subprocess.PIPE)
     assert command.stdout.readline() == "up\n"
     processes.end(command, 0.2)

@@ -49,11 +49,16 @@ def test_a_preset_file_with_odd_content_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".toml", "a\0b"], ids=["long", "long path", "NUL"])
 def test_a_name_that_no_file_can_have_is_refused(name):
-    assert ("there is no file" if name.endswith(".toml") else "unknown preset") in refusal(configuration.load, name)
+    assert ("there is no file" if name.endswith(".toml") else "unknown preset") in refusal(
+        configuration.load, name
+    )
     assert "no run" in refusal(resolve, name[:60] if "\0" not in name else name)
 
 
-@pytest.mark.parametrize("setting", ["algorithm.hidden=9999999", "evaluator.episodes=9999999", "env.stack=999", "run.seed=1" + "0" * 30])
+@pytest.mark.parametrize(
+    "setting",
+    ["algorithm.hidden=9999999", "evaluator.episodes=9999999", "env.stack=999", "run.seed=1" + "0" * 30],
+)
 def test_a_number_that_no_machine_can_hold_is_refused(setting):
     assert "is too large; the most is" in refusal(configuration.load, "cartpole", [setting])
 
@@ -97,8 +102,10 @@ def test_a_full_disk_leaves_no_temporary_and_does_not_hide_the_cause(monkeypatch
 # --- the command line -------------------------------------------------------------------------------
 
 COMMANDS = [
-    (["train", "cartpole"], "ranks"), (["eval", "latest"], "episodes"), (["play", "latest"], "frames"), (["plot"], "out"),
-    (["bench", "index"], "leaves"), (["bench", "system"], "actors"), (["bench", "rates"], "seconds"), (["compare"], "actors"),
+    (["train", "cartpole"], "ranks"), (["eval", "latest"], "episodes"), (["play", "latest"], "frames"),
+    (["plot"], "out"),
+    (["bench", "index"], "leaves"), (["bench", "system"], "actors"), (["bench", "rates"], "seconds"),
+    (["compare"], "actors"),
     (["submit", "cartpole"], "nodes"), (["doctor"], "ranks"),
 ]  # fmt: skip
 
@@ -107,26 +114,42 @@ COMMANDS = [
 @pytest.mark.parametrize("form", ["apart", "in one", "first"])
 def test_an_abbreviation_is_refused_and_the_option_in_full_is_named(command, option, form):
     short = f"--{option[:-1]}"
-    words = {"apart": [*command, short, "4"], "in one": [*command, f"{short}=4"], "first": [*command[:1], short, "4", *command[1:]]}[form]
+    words = {
+        "apart": [*command, short, "4"],
+        "in one": [*command, f"{short}=4"],
+        "first": [*command[:1], short, "4", *command[1:]],
+    }[form]
     if command[0] == "bench" and form == "first":
         words = [*command, short, "4", "--json", "x.json"]
     assert f"unknown option '{short}'; did you mean '--{option}'?" in refusal(_parser().parse_args, words)
 
 
 def test_no_parser_of_ours_takes_abbreviations():
-    sources = [path for path in (ROOT / "launch").rglob("*.py") if "argparse.ArgumentParser(" in path.read_text()]
+    sources = [
+        path for path in (ROOT / "launch").rglob("*.py") if "argparse.ArgumentParser(" in path.read_text()
+    ]
     assert [path.name for path in sources if "allow_abbrev=False" not in path.read_text()] == []
 
 
-def test_the_spawner_of_ranks_refuses_an_abbreviation_in_one_line_and_passes_on_what_follows_the_dashes():
+def test_spawn_refuses_an_abbreviation_in_one_line_and_passes_on_what_follows_the_dashes():
     spawn = [sys.executable, "-m", "launch.run.spawn", "-n", "1"]
-    done = subprocess.run([*spawn, "--endpoin", "tcp", "--", "true"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "did you mean '--endpoint'" in done.stderr and len(done.stderr.splitlines()) == 1
-    done = subprocess.run([*spawn, "--", "echo", "--endpoin"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*spawn, "--endpoin", "tcp", "--", "true"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (
+        done.returncode == 2
+        and "did you mean '--endpoint'" in done.stderr
+        and len(done.stderr.splitlines()) == 1
+    )
+    done = subprocess.run(
+        [*spawn, "--", "echo", "--endpoin"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "--endpoin\n")
 
 
-@pytest.mark.parametrize("words", [["train", "cartpole", "pong"], ["eval", "a", "b"], ["doctor", "pong", "pong"]])
+@pytest.mark.parametrize(
+    "words", [["train", "cartpole", "pong"], ["eval", "a", "b"], ["doctor", "pong", "pong"]]
+)
 def test_an_argument_too_many_is_named(capsys, words):
     assert f"unexpected argument '{words[-1]}'" in refused(capsys, *words)
 
@@ -142,9 +165,15 @@ def test_a_preset_file_that_is_not_there_is_said_to_be_missing(capsys, name):
     [
         (["train", "cartpole", "--seed", "-1"], "--seed -1 is too small; the least is 0"),
         (["train", "cartpole", "--seed", "x"], "--seed 'x' must be a whole number"),
-        (["train", "cartpole", "--transport", "mpii"], "--transport 'mpii' is not a choice; did you mean 'mpi'"),
+        (
+            ["train", "cartpole", "--transport", "mpii"],
+            "--transport 'mpii' is not a choice; did you mean 'mpi'",
+        ),
         (["train", "cartpole", "--tolerate", "x"], "--tolerate 'x' is not a choice"),
-        (["train", "cartpole", "--tolerate", "actors", "--transport", "local"], "--tolerate 'actors' needs a process for each"),
+        (
+            ["train", "cartpole", "--tolerate", "actors", "--transport", "local"],
+            "--tolerate 'actors' needs a process for each",
+        ),
         (["train", "--resume", "no-such-run"], "--resume no-such-run: "),
         (["submit", "cartpole", "--seed", "-1"], "--seed -1 is too small"),
         (["submit", "cartpole", "--transport", "local"], "--transport 'local' cannot run on many nodes"),
@@ -155,7 +184,7 @@ def test_a_preset_file_that_is_not_there_is_said_to_be_missing(capsys, name):
         (["train", "cartpole", "--set", "run.seed=-1"], "--set: run.seed = -1 is too small"),
         (["eval", "no-such-run", "--seed", "-1"], "argument --seed: '-1' must be"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_names_the_option_that_was_typed(capsys, words, start):
     assert refused(capsys, *words).startswith(f"apex: {start}")
 
@@ -163,4 +192,6 @@ def test_a_refusal_names_the_option_that_was_typed(capsys, words, start):
 def test_a_refusal_of_what_a_preset_file_says_names_the_file_whatever_was_typed(capsys, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("[run]\nseed = -1\n")
-    assert f"preset '{path}': run.seed = -1 is too small" in refused(capsys, "train", str(path), "--seed", "3")
+    assert f"preset '{path}': run.seed = -1 is too small" in refused(
+        capsys, "train", str(path), "--seed", "3"
+    )

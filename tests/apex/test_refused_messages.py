@@ -16,7 +16,8 @@ from launch.run.roles import build
 
 REPLAY_RANK, ACTOR_RANK = 1, 3
 SETTINGS = [
-    "run.transport=local", "run.max_learner_steps=40", "run.log_period_s=0.05", "actor.envs=2", "replay.min_size=50",
+    "run.transport=local", "run.max_learner_steps=40", "run.log_period_s=0.05", "actor.envs=2",
+    "replay.min_size=50",
     "learner.batch_size=8", "learner.checkpoint_period=1000", "evaluator.period=1000",
 ]  # fmt: skip
 
@@ -26,7 +27,10 @@ def test_a_run_logs_by_kind_what_its_ranks_have_refused(tmp_path, capfd, one_tor
     spec, topology, folder = env_spec(config.env), topologies.make(config), RunFolder(tmp_path)
     folder.checkpoints.mkdir()
     ports = local.make_ports(topology, limits(config, spec))
-    roles = [build(config, spec, topology, rank, port, folder, "cartpole", None, None) for rank, port in enumerate(ports)]
+    roles = [
+        build(config, spec, topology, rank, port, folder, "cartpole", None, None)
+        for rank, port in enumerate(ports)
+    ]
     for _ in range(3):
         ports[ACTOR_RANK].wire.send_control(0, {"kind": "no such kind"})
         ports[0].wire.send_control(REPLAY_RANK, {"kind": "report", "values": []})
@@ -34,9 +38,15 @@ def test_a_run_logs_by_kind_what_its_ranks_have_refused(tmp_path, capfd, one_tor
     local.step_in_turn(roles)
     roles[0].close()
     row = list(folder.rows())[-1]
-    assert {kind: row[f"refused_{kind}"] for kind in KINDS} == dict.fromkeys(KINDS, 0) | {"control": 6, "priority": 1}
+    assert {kind: row[f"refused_{kind}"] for kind in KINDS} == dict.fromkeys(KINDS, 0) | {
+        "control": 6,
+        "priority": 1,
+    }
     told = [line for line in capfd.readouterr().err.splitlines() if "refused" in line]
-    assert sorted(line.split(" refused ")[0] for line in told) == ["apex: learner (rank 0)", *["apex: replay 0 (rank 1)"] * 2], told
+    assert sorted(line.split(" refused ")[0] for line in told) == [
+        "apex: learner (rank 0)",
+        *["apex: replay 0 (rank 1)"] * 2,
+    ], told
 
 
 def test_the_first_refusal_of_each_kind_is_printed_and_every_one_is_counted(capfd):
@@ -55,7 +65,9 @@ def test_the_first_refusal_of_each_kind_is_printed_and_every_one_is_counted(capf
 
 def test_every_kind_of_message_has_a_kind_of_refusal_and_a_metric():
     assert {refusal_kind(kind) for kind in (*Kind, 0, 99)} == set(KINDS)
-    assert all(f"refused_{kind}" in ROW_FIELDS and TAGS[f"refused_{kind}"] == f"run/refused_{kind}" for kind in KINDS)
+    assert all(
+        f"refused_{kind}" in ROW_FIELDS and TAGS[f"refused_{kind}"] == f"run/refused_{kind}" for kind in KINDS
+    )
 
 
 def test_the_view_shows_the_total_unless_it_is_zero():
@@ -66,7 +78,11 @@ def test_the_view_shows_the_total_unless_it_is_zero():
 
 
 def test_counters_of_a_checkpoint_without_these_counts_begin_them_at_zero():
-    state = {name: value for name, value in Counters("replay").state_dict().items() if not name.startswith("refused_")}
+    state = {
+        name: value
+        for name, value in Counters("replay").state_dict().items()
+        if not name.startswith("refused_")
+    }
     counters = Counters("replay")
     counters.load_state_dict(state | {"inserted": 5.0})
     assert counters["inserted"] == 5 and counters["refused_control"] == 0

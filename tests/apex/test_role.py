@@ -76,7 +76,9 @@ def test_the_watchdog_names_a_long_wait_once_and_is_silent_about_one_by_design(c
 
 
 def test_the_watchdog_leaves_no_file_where_nothing_has_hung_and_the_stack_where_it_has(tmp_path):
-    quiet, hung = (Watchdog("actor 0", limit_s=0.2, stacks=tmp_path / name / "actor-0.txt") for name in ("quiet", "hung"))
+    quiet, hung = (
+        Watchdog("actor 0", limit_s=0.2, stacks=tmp_path / name / "actor-0.txt") for name in ("quiet", "hung")
+    )
     time.sleep(0.5)  # faulthandler keeps time for the last that asked: a process is one rank
     quiet.close(), hung.close()
     assert [path.name for path in tmp_path.iterdir()] == ["hung"]
@@ -105,7 +107,10 @@ def test_a_local_run_that_fails_leaves_its_traceback_and_a_result_that_says_so(m
 
 
 class Stopped:
-    """A role at the end of a run: it is stopped in its first step until ``is_over()``, goes on, and finishes in its second."""
+    """A role at the end of a run.
+
+    It is stopped in its first step until ``is_over()``, goes on, and finishes in its second.
+    """
 
     stopping, finished = True, False
 
@@ -136,7 +141,9 @@ def signals():
         signal.signal(number, handler)
 
 
-def test_who_is_stopped_for_longer_than_any_limit_and_goes_on_has_not_hung_and_ends_in_order(tmp_path, signals, capsys):
+def test_who_is_stopped_for_longer_than_any_limit_and_goes_on_has_not_hung_and_ends_in_order(
+    tmp_path, signals, capsys
+):
     stacks = tmp_path / "stacks" / "actor-0.txt"
     watchdog = Watchdog("actor 0", limit_s=0.5, stacks=stacks)
 

@@ -39,7 +39,9 @@ def leftovers(path):
 
 
 def result_of(**changes):
-    known = dict(eval_return=487.5, eval_episodes=20, wall_s=12.5, ranks=4, transport="mpi", preset="cartpole", seed=3)
+    known = dict(
+        eval_return=487.5, eval_episodes=20, wall_s=12.5, ranks=4, transport="mpi", preset="cartpole", seed=3
+    )
     row = {"learner_steps": 900, "agent_steps": 5000, "env_frames": 20000, "loss": 0.1}
     return make_result("target_return", 0, row, **known | changes)
 
@@ -60,7 +62,10 @@ def test_twenty_threads_that_create_at_once_get_twenty_folders(tmp_path):
 
 def test_processes_that_create_at_once_get_different_folders(tmp_path):
     code = "import sys; from apex.run_folder import create; print(create(sys.argv[1], 'cartpole', 0))"
-    jobs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(6)]
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+        for _ in range(6)
+    ]
     assert len({job.communicate()[0] for job in jobs}) == 6
     assert [job.returncode for job in jobs] == [0] * 6
 
@@ -81,7 +86,10 @@ def test_what_a_run_leaves_is_found_by_way_of_latest(tmp_path):
     assert RunFolder(latest).write_result(result_of(seed=7)) and real.result() == result_of(seed=7)
     shell = f"cd {latest}; cat config.toml metrics.jsonl checkpoints/best.pt result.json error.txt"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
-    assert all(part in done.stdout for part in ("seed = 3", '"wall_s": 1.0', "weights", '"seed": 7')) and "No such file" in done.stderr
+    assert (
+        all(part in done.stdout for part in ("seed = 3", '"wall_s": 1.0', "weights", '"seed": 7'))
+        and "No such file" in done.stderr
+    )
 
 
 def test_tensorboard_finds_every_run_once(tmp_path):
@@ -91,8 +99,14 @@ def test_tensorboard_finds_every_run_once(tmp_path):
     for run in runs:
         run.tensorboard.mkdir()
         (run.tensorboard / "events.out.tfevents.1.host").touch()
-    assert sorted(GetLogdirSubdirectories(str(tmp_path / "runs"))) == sorted(str(run.tensorboard) for run in runs)
-    found = [folder for folder, _, files in os.walk(tmp_path, followlinks=True) if any("tfevents" in name for name in files)]
+    assert sorted(GetLogdirSubdirectories(str(tmp_path / "runs"))) == sorted(
+        str(run.tensorboard) for run in runs
+    )
+    found = [
+        folder
+        for folder, _, files in os.walk(tmp_path, followlinks=True)
+        if any("tfevents" in name for name in files)
+    ]
     assert sorted(found) == sorted(str(run.tensorboard) for run in runs)  # so does its server in Rust look
 
 
@@ -258,10 +272,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 def test_a_result_has_exactly_the_documented_keys_in_order():
     result = result_of()
     assert list(result) == [
-        "reason", "status", "eval_return", "eval_episodes", "learner_steps", "agent_steps", "env_frames", "wall_s",
+        "reason", "status", "eval_return", "eval_episodes", "learner_steps", "agent_steps", "env_frames",
+        "wall_s",
         "ranks", "transport", "preset", "seed",
     ]  # fmt: skip
-    assert (result["reason"], result["status"], result["eval_return"], result["wall_s"]) == ("target_return", 0, 487.5, 12.5)
+    assert (result["reason"], result["status"], result["eval_return"], result["wall_s"]) == (
+        "target_return",
+        0,
+        487.5,
+        12.5,
+    )
     assert (result["learner_steps"], result["agent_steps"], result["env_frames"]) == (900, 5000, 20000)
 
 

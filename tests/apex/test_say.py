@@ -38,8 +38,14 @@ def test_what_an_encoding_does_not_have_is_escaped(encoding, shown):
 def test_a_full_disk_takes_nothing_and_costs_nothing(name):
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-c", "from apex import say\nsay.protect(), print('lost'), say.say('x'), say.warn('x')"],
-            env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},  # so that "lost" is held back
+            [
+                sys.executable,
+                "-c",
+                "from apex import say\nsay.protect(), print('lost'), say.say('x'), say.warn('x')",
+            ],
+            env={
+                key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"
+            },  # so that "lost" is held back
             **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, name: full},
         )
     assert ended.returncode == 0
@@ -55,7 +61,9 @@ def test_a_stream_that_was_closed_before_the_start_is_not_taken_by_a_file():
 def test_a_reader_that_is_slow_gets_all_of_a_stream_that_does_not_block():
     read, write = os.pipe()
     os.set_blocking(write, False)
-    with subprocess.Popen([sys.executable, "-c", "from apex import say\nsay.say('x' * 300_000)"], stdout=write) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "from apex import say\nsay.say('x' * 300_000)"], stdout=write
+    ) as process:
         os.close(write)
         with open(read, "rb") as reader:
             assert reader.read() == b"x" * 300_000 + b"\n"
@@ -95,10 +103,13 @@ def test_a_line_to_a_terminal_that_has_closed_is_lost():
 
     master, slave = pty.openpty()
     code = (
-        "import signal, sys\nfrom apex import say\nsay.protect(); signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.stdin.read(1)\n"
+        "import signal, sys\nfrom apex import say\nsay.protect()\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.stdin.read(1)\n"
         "say.say('x'); say.warn('x'); print('x')"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=slave, stderr=slave) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=slave, stderr=slave
+    ) as process:
         os.close(slave), os.close(master)
         process.communicate(b"x")
     assert process.returncode == 0

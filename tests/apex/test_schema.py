@@ -34,7 +34,9 @@ LAYOUTS = {
 }
 
 fields = st.lists(
-    st.tuples(st.sampled_from(["u1", "i2", "i4", "f4", "i8", "f8"]), st.lists(st.integers(1, 5), max_size=3)), min_size=1, max_size=8
+    st.tuples(st.sampled_from(["u1", "i2", "i4", "f4", "i8", "f8"]), st.lists(st.integers(1, 5), max_size=3)),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -57,7 +59,9 @@ def test_what_is_written_through_views_is_read_through_other_views_and_overlaps_
     for value, view in enumerate(layout.views(buffer).values(), start=1):
         view[...] = value
     copied = np.frombuffer(buffer.tobytes(), np.uint8).reshape(buffer.shape)
-    for value, ((name, view), field) in enumerate(zip(layout.views(copied).items(), layout.fields.values()), start=1):
+    for value, ((name, view), field) in enumerate(
+        zip(layout.views(copied).items(), layout.fields.values()), start=1
+    ):
         assert view.shape == lead + field.shape and view.dtype == field.dtype, name
         assert (view == value).all(), name
 
@@ -78,7 +82,9 @@ def test_rows_of_a_ring_are_the_messages_received_into_them():
     assert (views["frames"][1, 7] == 9).all() and views["frames"].sum() == 9 * 84 * 84
 
 
-@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b.view(np.int8), lambda b: np.zeros((len(b), 2), np.uint8)[:, 0]])
+@pytest.mark.parametrize(
+    "change", [lambda b: b[:-1], lambda b: b.view(np.int8), lambda b: np.zeros((len(b), 2), np.uint8)[:, 0]]
+)
 def test_a_buffer_of_another_length_or_type_or_with_gaps_is_refused(change):
     layout = LAYOUTS["priorities"]
     with pytest.raises(ValueError, match=f"contiguous uint8.*{layout.nbytes}"):

@@ -7,7 +7,17 @@ from apex.topology import ACTOR, EVALUATOR, LEARNER, REPLAY, ROLES, Topology, ma
 
 
 def config(replay_ranks=1, actors=1):
-    return from_tables([("test", {"replay": {"ranks": replay_ranks, "capacity": 50 * replay_ranks * 100}, "actor": {"count": actors}})])
+    return from_tables(
+        [
+            (
+                "test",
+                {
+                    "replay": {"ranks": replay_ranks, "capacity": 50 * replay_ranks * 100},
+                    "actor": {"count": actors},
+                },
+            )
+        ]
+    )
 
 
 def roles(topology):
@@ -34,7 +44,11 @@ def test_every_rank_has_one_role_and_every_index_one_rank(replay_ranks, actors):
     found = roles(topology)
     assert len(set(found)) == topology.size and topology.num_actors == actors
     assert [sum(role == r for role, _ in found) for r in ROLES] == [1, replay_ranks, 1, actors]
-    by_range = {REPLAY: topology.replay_ranks_range, ACTOR: topology.actor_ranks, EVALUATOR: [topology.evaluator_rank]}
+    by_range = {
+        REPLAY: topology.replay_ranks_range,
+        ACTOR: topology.actor_ranks,
+        EVALUATOR: [topology.evaluator_rank],
+    }
     for role, ranks in by_range.items():
         assert [topology.role(rank) for rank in ranks] == [(role, i) for i in range(len(ranks))]
     assert [topology.rank(*at) for at in found] == list(range(topology.size))
@@ -46,7 +60,9 @@ def test_a_rank_outside_the_world_has_no_role(rank):
         make(config(), 4).role(rank)
 
 
-@pytest.mark.parametrize("role, index", [(LEARNER, 1), (REPLAY, 2), (EVALUATOR, 1), (ACTOR, 3), (ACTOR, -1), (LEARNER, -1)])
+@pytest.mark.parametrize(
+    "role, index", [(LEARNER, 1), (REPLAY, 2), (EVALUATOR, 1), (ACTOR, 3), (ACTOR, -1), (LEARNER, -1)]
+)
 def test_a_role_has_no_rank_for_an_index_it_does_not_have(role, index):
     with pytest.raises(ValueError, match=f"{role} {index} is outside a world of 7"):
         make(config(replay_ranks=2), 7).rank(role, index)
@@ -64,11 +80,15 @@ def test_too_few_ranks_are_refused_in_one_line_with_the_least_that_is_accepted(r
     for ranks in (least - 1, 1, 0, -5):
         with pytest.raises(ConfigError) as error:
             make(config(replay_ranks), ranks)
-        assert str(error.value).startswith(f"{ranks} ranks are too few") and str(error.value).endswith(f"need {least}")
+        assert str(error.value).startswith(f"{ranks} ranks are too few") and str(error.value).endswith(
+            f"need {least}"
+        )
         assert "\n" not in str(error.value)
 
 
 def test_names_for_people_say_role_index_and_rank():
     topology = make(config(replay_ranks=2), 6)
     names = ["learner", "replay 0", "replay 1", "evaluator", "actor 0", "actor 1"]
-    assert [topology.name(rank) for rank in range(6)] == [f"{name} (rank {rank})" for rank, name in enumerate(names)]
+    assert [topology.name(rank) for rank in range(6)] == [
+        f"{name} (rank {rank})" for rank, name in enumerate(names)
+    ]

@@ -118,7 +118,7 @@ def test_a_bell_ends_the_silence(clock, made):
     assert made[-1] == 50e-6
 
 
-def test_on_a_core_of_its_own_it_yields_ten_times_and_then_sleeps_longer_and_longer_up_to_a_millisecond(made):
+def test_on_its_own_core_it_yields_ten_times_then_sleeps_up_to_a_millisecond(made):
     wait = loop.Wait()
     for _ in range(17):
         wait.idle()
@@ -164,7 +164,7 @@ def test_a_yield_that_somebody_else_took_is_the_last_for_a_second(monkeypatch, c
     assert made[-1] == "yield"
 
 
-def test_a_port_that_messages_wake_waits_in_its_own_way_and_does_not_spin_on_one_that_nobody_takes(made):
+def test_a_port_that_messages_wake_does_not_spin_on_a_message_that_is_not_taken(made):
     wait = loop.Wait(woken_by=made.append)
     for _ in range(3):
         wait.idle()
@@ -182,7 +182,9 @@ def test_a_port_that_messages_wake_waits_in_its_own_way_and_does_not_spin_on_one
         (5, True, "5 ranks on 4 cores here: a rank without work is woken by messages"),
     ],
 )
-def test_it_is_chosen_from_the_ranks_of_the_host_and_the_cores_that_they_may_use_and_told(monkeypatch, ranks, woken, told):
+def test_it_is_chosen_from_the_ranks_of_the_host_and_the_cores_that_they_may_use_and_told(
+    monkeypatch, ranks, woken, told
+):
     monkeypatch.setattr(loop.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     port = SimpleNamespace(ranks_here=ranks, waking=lambda: Waking(wait=print if woken else None))
     wait = loop.wait_of(port)

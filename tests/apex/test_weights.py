@@ -75,7 +75,10 @@ def test_gradients_still_reach_a_network_that_was_loaded():
 
 
 @pytest.mark.parametrize("call", [weights.flatten, weights.unflatten])
-@pytest.mark.parametrize("wrong", [lambda v: v[:-1], lambda v: np.append(v, v[:1]), lambda v: v.astype(np.float64), lambda v: v[None]])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda v: v[:-1], lambda v: np.append(v, v[:1]), lambda v: v.astype(np.float64), lambda v: v[None]],
+)
 def test_a_vector_of_another_length_dtype_or_shape_is_refused_and_nothing_changes(call, wrong):
     net = network()
     before, vector = flat(net), wrong(np.zeros(weights.size(net), np.float32))

@@ -21,7 +21,10 @@ class TestMountainCar(EnvConformance):  # one copy per row; NEXT_STEP; truncatio
 
 
 class CutInInfo(gymnasium.Wrapper):
-    """Cuts an episode after ten steps as environments made for Gym before 0.26 do: only ``info`` tells it from an end."""
+    """Cuts an episode after ten steps as environments made for Gym before 0.26 do.
+
+    Only ``info`` tells it from an end.
+    """
 
     def reset(self, **options):
         self.steps = 0
@@ -34,7 +37,9 @@ class CutInInfo(gymnasium.Wrapper):
         return obs, reward, terminated or cut, False, info | {"TimeLimit.truncated": cut}
 
 
-gymnasium.register("CutInInfo-v0", lambda **options: CutInInfo(gymnasium.make("CartPole-v1", **options).unwrapped))
+gymnasium.register(
+    "CutInInfo-v0", lambda **options: CutInInfo(gymnasium.make("CartPole-v1", **options).unwrapped)
+)
 
 
 class TestTruncationToldInInfo(EnvConformance):
@@ -46,7 +51,9 @@ class TestTruncationToldInInfo(EnvConformance):
             ends = np.flatnonzero(walk.done[:, row])
             lengths = [walk.valid[a + 1 : b + 1, row].sum() for a, b in zip((-1, *ends), ends, strict=False)]
             cut = walk.truncated[ends, row]
-            assert max(lengths) == 10 and all(length == 10 for length, c in zip(lengths, cut, strict=True) if c)
+            assert max(lengths) == 10 and all(
+                length == 10 for length, c in zip(lengths, cut, strict=True) if c
+            )
             assert not cut[np.array(lengths) < 10].any()
 
 

@@ -4,7 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from index_oracles import FLOAT32_MAX, FLOAT32_TINY, BinaryOracle, RankOracle, WideOracle, fall, inclusive, stored
+from index_oracles import (
+    FLOAT32_MAX,
+    FLOAT32_TINY,
+    BinaryOracle,
+    RankOracle,
+    WideOracle,
+    fall,
+    inclusive,
+    stored,
+)
 
 ORACLES = {
     "binary": BinaryOracle,
@@ -29,7 +38,9 @@ def test_whole_numbers_add_up_exactly_and_are_found_exactly(name, capacity):
     oracle = holding(name, mass)
     targets = np.arange(0.0, mass.sum(), max(0.5, mass.sum() // 200))
     assert oracle.total() == mass.sum() and oracle.minimum() == 1.0
-    assert [oracle.find(t) for t in targets] == np.searchsorted(np.cumsum(mass), targets, side="right").tolist()
+    assert [oracle.find(t) for t in targets] == np.searchsorted(
+        np.cumsum(mass), targets, side="right"
+    ).tolist()
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -41,17 +52,25 @@ def test_slots_ascend_with_the_target_and_none_is_empty(name):
         oracle = holding(name, mass)
         assert oracle.total() == pytest.approx(math.fsum(mass), rel=1e-14)
         edges = np.append(np.cumsum(mass), oracle.total())
-        targets = np.sort(np.concatenate([edges, np.nextafter(edges, 0.0), rng.random(100) * oracle.total(), [math.inf]]))
+        targets = np.sort(
+            np.concatenate([edges, np.nextafter(edges, 0.0), rng.random(100) * oracle.total(), [math.inf]])
+        )
         slots = [oracle.find(target) for target in targets]
         assert all(mass[slot] > 0.0 for slot in slots)
         begin, end = oracle.spans()
-        inside = [begin[s] - 1e-12 * edges[-1] <= min(t, edges[-1]) <= end[s] + 1e-12 * edges[-1] for s, t in zip(slots, targets)]
+        inside = [
+            begin[s] - 1e-12 * edges[-1] <= min(t, edges[-1]) <= end[s] + 1e-12 * edges[-1]
+            for s, t in zip(slots, targets)
+        ]
         assert all(inside)
 
 
 def test_a_node_is_added_in_four_runs():
     big, small = 1.0, 2.0**-53  # a small element is lost beside the big one, but two of them together are not
-    assert inclusive([big, small, small, small] + [0.0] * 4) == [1.0, 1.0] + [1.0, 1.0 + 2.0**-52] + [1.0 + 2.0**-52] * 4
+    assert (
+        inclusive([big, small, small, small] + [0.0] * 4)
+        == [1.0, 1.0] + [1.0, 1.0 + 2.0**-52] + [1.0 + 2.0**-52] * 4
+    )
     assert inclusive([big, 0.0, small, small, 0.0, 0.0, 0.0, 0.0])[3] == 1.0 + 2.0**-52
     ends = inclusive([big] + [small] * 15)
     assert ends[:4] == [1.0] * 4
@@ -81,6 +100,10 @@ def test_ranks_go_by_priority_and_then_by_slot(alpha):
 
 
 def test_a_float32_leaf_rounds_to_nearest_but_never_to_zero():
-    assert stored([1.0 + 2.0**-25, 1.0 + 1.5 * 2.0**-24, FLOAT32_MAX], np.float32).tolist() == [1.0, 1.0 + 2.0**-23, FLOAT32_MAX]
+    assert stored([1.0 + 2.0**-25, 1.0 + 1.5 * 2.0**-24, FLOAT32_MAX], np.float32).tolist() == [
+        1.0,
+        1.0 + 2.0**-23,
+        FLOAT32_MAX,
+    ]
     assert stored([5e-324, 1e-46, -0.0, 0.0], np.float32).tolist() == [FLOAT32_TINY, FLOAT32_TINY, 0.0, 0.0]
     assert stored([5e-324, 1e300, 0.1]).tolist() == [5e-324, 1e300, 0.1]

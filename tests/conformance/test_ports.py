@@ -1,4 +1,6 @@
-"""The transport within one process against the conformance suite of ports (for MPI see ``tests/apex/transport``)."""
+"""The transport within one process against the conformance suite of ports (for MPI see
+``tests/apex/transport``).
+"""
 
 import gc
 
@@ -30,7 +32,10 @@ def outcomes(request):
     topology = Topology(*request.param)
     scenarios = {name: scenario._replace(delay_s=0.0) for name, scenario in SCENARIOS.items()}
     gc.freeze()  # the storm collects garbage all the time: only its own
-    yield judge(topology, {name: [play(topology, s, seed) for seed in range(s.rounds)] for name, s in scenarios.items()})
+    yield judge(
+        topology,
+        {name: [play(topology, s, seed) for seed in range(s.rounds)] for name, s in scenarios.items()},
+    )
     gc.unfreeze()
 
 

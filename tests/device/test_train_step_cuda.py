@@ -18,7 +18,10 @@ SPEC, BATCH = EnvSpec((84, 84), "uint8", 4, 6), 32
 
 
 def make_step(device: str) -> TrainStep:
-    tables = {"learner": {"batch_size": BATCH, "device": device}, "algorithm": {"network": "nature_cnn", "hidden": 32}}
+    tables = {
+        "learner": {"batch_size": BATCH, "device": device},
+        "algorithm": {"network": "nature_cnn", "hidden": 32},
+    }
     return TrainStep(from_tables([("test", tables)]), SPEC)
 
 

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 from places import ROOT
 
-# Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or ranks start late.
+# Loaded by Python itself at the start of every rank: makes a method of one rank fail or hang, or ranks start
+# late.
 SITECUSTOMIZE = """
 import importlib.abc, importlib.util, json, os, sys, threading, time
 
@@ -55,7 +56,12 @@ def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], capture_output=True).returncode:
+    if (
+        mount is None
+        or subprocess.run(
+            [mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], capture_output=True
+        ).returncode
+    ):
         pytest.skip("a small disk takes the right to mount one")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
@@ -74,6 +80,9 @@ def inject(tmp_path, injected):
     def env_of(rank: int, **fault) -> dict[str, str]:
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        return {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "FAULT": json.dumps({"rank": str(rank), "file": str(injected), **fault})}
+        return {
+            "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}",
+            "FAULT": json.dumps({"rank": str(rank), "file": str(injected), **fault}),
+        }
 
     return env_of

@@ -1,4 +1,7 @@
-"""Ctrl-C in the first instants of a command: one line and status 130, whatever is being imported, and nothing left behind."""
+"""Ctrl-C in the first instants of a command.
+
+One line and status 130, whatever is being imported, and nothing left behind.
+"""
 
 import sys
 

@@ -9,13 +9,26 @@ RATES = [sys.executable, "-m", "launch.cli.main", "bench", "rates", "--seconds",
 
 
 def test_low_rates_are_measured_and_told(run_to_end, tmp_path):
-    asked = ["--transitions-per-s", "1000", "--batches-per-s", "1", "--actors", "1", "--json", tmp_path / "rates.json"]
+    asked = [
+        "--transitions-per-s",
+        "1000",
+        "--batches-per-s",
+        "1",
+        "--actors",
+        "1",
+        "--json",
+        tmp_path / "rates.json",
+    ]
     ended = run_to_end([*RATES, *asked], timeout=100)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     (row,) = json.loads((tmp_path / "rates.json").read_text())["rows"]
     assert row["lost"] == 0 and row["transitions_per_s"] > 0 and row["batches_per_s"] > 0
     # Whether they are held is for the machine to say, and for the command to tell as it is.
-    assert row["held"] == (ended.returncode == 0) == (row["transitions_per_s"] >= 990 and row["batches_per_s"] >= 0.99)
+    assert (
+        row["held"]
+        == (ended.returncode == 0)
+        == (row["transitions_per_s"] >= 990 and row["batches_per_s"] >= 0.99)
+    )
     assert row["memory_mb_end"] > 50 and row["memory_mb_per_min"] is not None
     assert f"{'held' if row['held'] else 'not held'} for 3 s" in ended.stdout
 

@@ -18,7 +18,11 @@ TRAINS_S = 1000
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     """What is set beside the preset."""
-    return [f"run.directory={tmp_path_factory.mktemp('cartpole') / 'runs'}", "run.log_period_s=0.5", "run.max_wall_s=900"]
+    return [
+        f"run.directory={tmp_path_factory.mktemp('cartpole') / 'runs'}",
+        "run.log_period_s=0.5",
+        "run.max_wall_s=900",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,10 @@ def config(settings):
 
 @pytest.fixture(scope="module")
 def ended(run_to_end, settings):
-    """How the run of this module ended: of seed 0, or of seed 1 should seed 0 not learn (four of five are asked for)."""
+    """How the run of this module ended.
+
+    Of seed 0, or of seed 1 should seed 0 not learn (four of five are asked for).
+    """
     overrides = [text for setting in settings for text in ("--set", setting)]
     for seed in ("0", "1"):
         command = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--seed", seed, *overrides]
@@ -57,7 +64,15 @@ def test_it_reaches_the_target_return_over_twenty_greedy_episodes(ended, folder)
 def test_every_row_of_the_log_has_the_agreed_keys_and_counts_never_fall(folder):
     rows = folder.rows()
     assert all(tuple(row) == ROW_FIELDS for row in rows)
-    for key in ("wall_s", "learner_steps", "agent_steps", "episodes", "transitions", "param_version", "evaluations"):
+    for key in (
+        "wall_s",
+        "learner_steps",
+        "agent_steps",
+        "episodes",
+        "transitions",
+        "param_version",
+        "evaluations",
+    ):
         values = [row[key] for row in rows]
         assert values == sorted(values)
         assert values[-1] > values[0]
@@ -74,13 +89,19 @@ def test_returns_rise(folder):
 
 def test_acting_and_training_stay_coupled(folder, config):
     row = folder.rows()[-1]
-    assert 0.5 * config.replay.samples_per_insert < row["samples_per_insert"] <= config.replay.samples_per_insert
+    assert (
+        0.5 * config.replay.samples_per_insert < row["samples_per_insert"] <= config.replay.samples_per_insert
+    )
 
 
 def test_the_folder_holds_the_configuration_the_weights_and_the_curves(folder, config):
-    assert configuration.load(str(folder.config_path)) == configuration.override(config, run__seed=folder.result()["seed"])
+    assert configuration.load(str(folder.config_path)) == configuration.override(
+        config, run__seed=folder.result()["seed"]
+    )
     assert Path(config.run.directory, "latest").is_symlink() and not folder.path.is_symlink()
     assert any(path.stat().st_size > 10_000 for path in folder.tensorboard.glob("events.out.tfevents.*"))
     assert checkpoint.load(folder.checkpoints / "best.pt")["eval_return"] >= 475
-    assert checkpoint.load(folder.checkpoints / "latest.pt")["learner_steps"] == folder.result()["learner_steps"]
+    assert (
+        checkpoint.load(folder.checkpoints / "latest.pt")["learner_steps"] == folder.result()["learner_steps"]
+    )
     assert folder.error() is None

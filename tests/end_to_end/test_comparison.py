@@ -1,4 +1,7 @@
-"""`apex compare` for real, small: every transport over real processes, with nothing lost, and with one that fails."""
+"""`apex compare` for real, small.
+
+Every transport over real processes, with nothing lost, and with one that fails.
+"""
 
 import json
 import sys
@@ -7,7 +10,20 @@ import pytest
 
 from launch.bench.transports_run import command
 
-COMPARE = [sys.executable, "-m", "launch.cli.main", "compare", "--actors", "1", "--repetitions", "1", "--seconds", "1", "--regimes", "free"]
+COMPARE = [
+    sys.executable,
+    "-m",
+    "launch.cli.main",
+    "compare",
+    "--actors",
+    "1",
+    "--repetitions",
+    "1",
+    "--seconds",
+    "1",
+    "--regimes",
+    "free",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +46,35 @@ def test_a_transport_moves_intake_and_samples_and_loses_nothing(compared, transp
 
 
 def test_the_report_has_a_line_for_each(compared):
-    assert all(f"| 1 | {transport} |" in compared[1] for transport in ("mpi", "zmq", "mpi-pickle", "zmq-pickle"))
+    assert all(
+        f"| 1 | {transport} |" in compared[1] for transport in ("mpi", "zmq", "mpi-pickle", "zmq-pickle")
+    )
 
 
 def test_a_transport_that_cannot_start_is_reported_and_the_rest_goes_on(run_to_end, tmp_path):
-    command = [*COMPARE, "--workloads", "intake", "--transports", "mpi,zmq-pickle", "--json", tmp_path / "rows.json"]
+    command = [
+        *COMPARE,
+        "--workloads",
+        "intake",
+        "--transports",
+        "mpi,zmq-pickle",
+        "--json",
+        tmp_path / "rows.json",
+    ]
     ended = run_to_end(command, env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     mpi, pickled = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert "RuntimeError" in mpi["error"] and mpi["transitions_per_s"] is None
-    assert pickled["transitions_per_s"] is not None and pickled["lost"] == 0 and pickled["cpu_s_per_million"] > 0
+    assert (
+        pickled["transitions_per_s"] is not None and pickled["lost"] == 0 and pickled["cpu_s_per_million"] > 0
+    )
     assert "failed: mpi, 1 actors, intake, free" in ended.stdout
 
 
 def test_a_synthetic_rank_that_fails_ends_all_with_its_traceback_and_status_1(run_to_end, inject, tmp_path):
-    fault = inject(3, module="launch.bench.synthetic", cls="SyntheticActor", method="turn", how="raises", after=3)
+    fault = inject(
+        3, module="launch.bench.synthetic", cls="SyntheticActor", method="turn", how="raises", after=3
+    )
     arguments = ["--transport", "mpi", "--seconds", "30", "--folder", str(tmp_path)]
     ended = run_to_end(command("mpi", 4, "launch.bench.synthetic_rank", arguments), fault)
     assert ended.returncode == 1, ended.stderr[-3000:]

@@ -1,4 +1,7 @@
-"""How runs end: by a limit, by a signal, by an exception, by a kill; never by hanging, and leaving no process behind."""
+"""How runs end: by a limit, by a signal, by an exception, by a kill.
+
+Never by hanging, and leaving no process behind.
+"""
 
 import contextlib
 import json
@@ -21,9 +24,14 @@ STARTS_S, ENDS_S = 60, 30
 ACTOR_RANK = 3
 pytestmark = pytest.mark.spread
 
+
 def settings(directory, **more) -> list[str]:
     """Return the arguments of a small run in ``directory``."""
-    values = SMALL | {"run.directory": directory} | {name.replace("__", "."): value for name, value in more.items()}
+    values = (
+        SMALL
+        | {"run.directory": directory}
+        | {name.replace("__", "."): value for name, value in more.items()}
+    )
     return [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
 
 
@@ -44,7 +52,7 @@ def train(request, directory):
 
 @pytest.fixture
 def launched(train):
-    """Return ``launched(ranks, **more) -> command`` of the same run started without our launcher around it."""
+    """Return ``launched(ranks, **more) -> command`` of the same run, without our launcher around it."""
 
     def command(ranks: int, **more) -> list:
         run = train(**more)
@@ -68,15 +76,25 @@ def shared_memory(job) -> set[Path]:
     """Return the files in shared memory that the job's processes use; over MPI there are some."""
     used = set()
     for pid in job.processes():
-        used |= {Path(name) for name in re.findall(r"/dev/shm/\S+", (Path("/proc") / str(pid) / "maps").read_text())}
+        used |= {
+            Path(name)
+            for name in re.findall(r"/dev/shm/\S+", (Path("/proc") / str(pid) / "maps").read_text())
+        }
     assert used or "zmq" in job.process.args
     return used
 
 
 def launcher_of(job) -> int | None:
-    """Return the pid of what has started the job's ranks, or is to: mpirun, which runs as prterun, or ``launch.run.spawn``."""
-    ranks = ((pid, line) for pid, line in job.processes().items() if "launch.cli.main" in line)  # not mpirun --version
-    return next((pid for pid, line in ranks if "prterun" in line.split(" ")[0] or "-m launch.run.spawn" in line), None)
+    """Return the pid of what has started the job's ranks, or is to.
+
+    Mpirun, which runs as prterun, or ``launch.run.spawn``.
+    """
+    ranks = (
+        (pid, line) for pid, line in job.processes().items() if "launch.cli.main" in line
+    )  # not mpirun --version
+    return next(
+        (pid for pid, line in ranks if "prterun" in line.split(" ")[0] or "-m launch.run.spawn" in line), None
+    )
 
 
 def ended_over(command: list) -> str:
@@ -94,7 +112,10 @@ def states(job) -> set[str]:
 
 
 def check_ended_before_the_first_step(directory, ended) -> None:
-    """Check that a run ended in order though there was no role to end: with a result, and one line about the signal."""
+    """Check that a run ended in order though there was no role to end.
+
+    With a result, and one line about the signal.
+    """
     assert ended.returncode == 0, ended.stderr[-3000:]
     folder = folder_of(directory)
     result = folder.result()
@@ -120,36 +141,54 @@ def check_orderly(directory, ended, reason: str) -> dict:
 class TestSignals:
     @pytest.mark.parametrize(
         "train, number",
-        [("mpi", signal.SIGTERM), ("mpi", signal.SIGHUP), ("zmq", signal.SIGUSR1)],  # SIGINT: see the test of Ctrl-Z
-        indirect=["train"], ids=lambda value: getattr(value, "name", value),
-    )  # fmt: skip
+        [
+            ("mpi", signal.SIGTERM),
+            ("mpi", signal.SIGHUP),
+            ("zmq", signal.SIGUSR1),
+        ],  # SIGINT: see the test of Ctrl-Z
+        indirect=["train"],
+        ids=lambda value: getattr(value, "name", value),
+    )
     def test_a_signal_to_the_launcher_ends_the_run_in_order(self, start, directory, train, number, figure):
         job = start(train())
         job.wait_until(lambda: learns(directory), STARTS_S, "the first learner step")
         job.process.send_signal(number)
         sent = time.monotonic()
         ended = job.wait(ENDS_S)
-        figure(f"s from a signal to the end of a run, last checkpoint included, {ended_over(train())}", time.monotonic() - sent)
+        figure(
+            f"s from a signal to the end of a run, last checkpoint included, {ended_over(train())}",
+            time.monotonic() - sent,
+        )
         assert check_orderly(directory, ended, "signal")["learner_steps"] > 0
         assert f"apex: {number.name}: ending the run" in ended.stderr
         assert "apex: ended by signal" in ended.stdout
 
-    def test_a_signal_to_the_launcher_before_the_ranks_have_started_ends_the_run_in_order(self, start, directory, train):
+    def test_a_signal_to_the_launcher_before_the_ranks_have_started_ends_the_run_in_order(
+        self, start, directory, train
+    ):
         job = start(train())
         job.wait_until(lambda: launcher_of(job), STARTS_S, "mpirun or launch.run.spawn")
         job.process.send_signal(signal.SIGINT)
         check_ended_before_the_first_step(directory, job.wait(ENDS_S))
 
-    def test_a_signal_while_the_ranks_meet_ends_the_run_though_one_never_comes(self, start, directory, train, inject):
+    def test_a_signal_while_the_ranks_meet_ends_the_run_though_one_never_comes(
+        self, start, directory, train, inject
+    ):
         job = start(train(), inject(ACTOR_RANK, late_s=1000))
-        job.wait_until(lambda: folder_of(directory).path.joinpath(".starting", "0").exists(), STARTS_S, "the learner's rank")
+        job.wait_until(
+            lambda: folder_of(directory).path.joinpath(".starting", "0").exists(),
+            STARTS_S,
+            "the learner's rank",
+        )
         job.process.send_signal(signal.SIGTERM)
         check_ended_before_the_first_step(directory, job.wait(ENDS_S))
 
-    def test_a_rank_that_is_still_starting_is_no_rank_that_hangs_and_a_signal_ends_the_run_at_once(
+    def test_a_starting_rank_is_not_reported_as_hanging_and_a_signal_ends_the_run_at_once(
         self, start, directory, train, inject, injected
     ):
-        job = start(train(run__watchdog_s=0.5), inject(ACTOR_RANK, **HANG | {"method": "__init__", "after": 1}))
+        job = start(
+            train(run__watchdog_s=0.5), inject(ACTOR_RANK, **HANG | {"method": "__init__", "after": 1})
+        )
         job.wait_until(injected.exists, STARTS_S, "the actor that starts")
         told = lambda: (job.folder / "stderr").read_text()  # noqa: E731
         job.wait_until(lambda: "which start" in told() and "3" in told(), STARTS_S, "who waits for whom")
@@ -198,34 +237,48 @@ class TestSignals:
 
 class TestLimits:
     @pytest.mark.parametrize("train", ["mpi"], indirect=True)
-    def test_ranks_that_the_user_has_started_end_after_max_learner_steps(self, run_to_end, directory, launched):
+    def test_ranks_that_the_user_has_started_end_after_max_learner_steps(
+        self, run_to_end, directory, launched
+    ):
         ended = run_to_end(launched(5, run__max_learner_steps=40))
         result = check_orderly(directory, ended, "learner_steps")
         assert (result["learner_steps"], result["ranks"]) == (40, 5)
         assert "learner 40" in ended.stdout
 
     def test_a_run_ends_after_max_wall_s(self, run_to_end, directory):
-        result = check_orderly(directory, run_to_end([*TRAIN, "--transport", "local", *settings(directory, run__max_wall_s=1.5)]), "wall_s")
-        assert result["wall_s"] >= 1.5 
+        result = check_orderly(
+            directory,
+            run_to_end([*TRAIN, "--transport", "local", *settings(directory, run__max_wall_s=1.5)]),
+            "wall_s",
+        )
+        assert result["wall_s"] >= 1.5
 
 
 class TestRefusals:
-    def test_a_configuration_that_all_ranks_refuse_together_is_refused_in_one_line(self, run_to_end, directory, launched):
+    def test_a_configuration_that_all_ranks_refuse_together_is_refused_in_one_line(
+        self, run_to_end, directory, launched
+    ):
         ended = run_to_end(launched(4, replay__index="nonsense"))
         check_refused(ended, directory, "apex: replay.index")
 
-    def test_a_world_that_needs_more_memory_than_its_machine_has_is_refused_in_one_line(self, mpirun, directory):
+    def test_a_world_that_needs_more_memory_than_its_machine_has_is_refused_in_one_line(
+        self, mpirun, directory
+    ):
         ended = mpirun(4, [*TRAIN[1:], *settings(directory, replay__capacity=50_000_000_000)])
         check_refused(ended, directory, "apex: replay.capacity = 50000000000 is too large")
 
     @pytest.mark.parametrize("ranks", [None, 4], ids=["the launcher", "a world"])
-    def test_a_directory_that_cannot_be_made_is_refused_in_one_line(self, run_to_end, mpirun, tmp_path, ranks):
+    def test_a_directory_that_cannot_be_made_is_refused_in_one_line(
+        self, run_to_end, mpirun, tmp_path, ranks
+    ):
         (tmp_path / "file").write_text("not a folder")
         arguments = [*TRAIN, *settings(tmp_path / "file" / "runs")]
         ended = run_to_end(arguments) if ranks is None else mpirun(ranks, arguments[1:])
         check_refused(ended, tmp_path / "file" / "runs", "cannot be written to")
 
-    def test_a_world_that_is_too_small_is_refused_in_one_line_even_if_the_first_rank_is_late(self, mpirun, directory, inject):
+    def test_a_world_that_is_too_small_is_refused_in_one_line_even_if_the_first_rank_is_late(
+        self, mpirun, directory, inject
+    ):
         ended = mpirun(3, [*TRAIN[1:], *settings(directory)], inject(0, late_s=1.0))
         check_refused(ended, directory, "apex: 3 ranks are too few")
 
@@ -246,7 +299,8 @@ FAULTS = {
     "a thread of the actor": (3, "actors.actor", "Actor", "_step", "raises in a thread", "actor 0 (rank 3)"),
 }
 RAISES = [
-    ("mpi", "learner"), ("mpi", "replay"), ("mpi", "a thread of the actor"), ("zmq", "learner"), ("zmq", "evaluator"), ("zmq", "actor"),
+    ("mpi", "learner"), ("mpi", "replay"), ("mpi", "a thread of the actor"), ("zmq", "learner"),
+    ("zmq", "evaluator"), ("zmq", "actor"),
 ]  # fmt: skip
 HANG = {"module": "actors.actor", "cls": "Actor", "method": "_step", "how": "hangs", "after": 20}
 
@@ -254,7 +308,8 @@ HANG = {"module": "actors.actor", "cls": "Actor", "method": "_step", "how": "han
 class TestFailures:
     @pytest.mark.parametrize(
         "train, rank, module, cls, method, how, name",
-        [(over, *FAULTS[fault]) for over, fault in RAISES], indirect=["train"], ids=[f"{over}-{fault}" for over, fault in RAISES],
+        [(over, *FAULTS[fault]) for over, fault in RAISES], indirect=["train"],
+        ids=[f"{over}-{fault}" for over, fault in RAISES],
     )  # fmt: skip
     def test_an_exception_ends_the_job_with_its_traceback_last(
         self, start, directory, train, inject, injected, figure, rank, module, cls, method, how, name
@@ -293,7 +348,9 @@ class TestFailures:
         assert not any(path.exists() for path in used)
         assert not list(job.temporary.glob(f"{leftovers.SOCKETS}*"))
 
-    def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(self, start, directory, train, inject, injected):
+    def test_a_rank_that_does_not_answer_is_named_when_the_end_takes_too_long(
+        self, start, directory, train, inject, injected
+    ):
         job = start(train(run__shutdown_timeout_s=1), inject(ACTOR_RANK, **HANG))
         job.wait_until(injected.exists, STARTS_S, "the hang")
         job.process.send_signal(signal.SIGTERM)
@@ -304,12 +361,20 @@ class TestFailures:
         saved = checkpoint.load(folder_of(directory).checkpoints / "latest.pt")
         assert saved["learner_steps"] == folder_of(directory).result()["learner_steps"]
 
-    def test_a_rank_that_hangs_and_those_that_wait_tell_where_they_are_and_a_second_ctrl_c_ends_them(self, start, directory, train, inject):
+    def test_hanging_and_waiting_ranks_print_where_they_are_and_a_second_ctrl_c_ends_them(
+        self, start, directory, train, inject
+    ):
         job = start(train(run__watchdog_s=2), inject(ACTOR_RANK, **HANG | {"after": 5}))
         told = lambda: (job.folder / "stderr").read_text()  # noqa: E731
-        job.wait_until(lambda: "learner (rank 0) has waited 2 s for sample batches" in told(), STARTS_S, "the learner's complaint")
+        job.wait_until(
+            lambda: "learner (rank 0) has waited 2 s for sample batches" in told(),
+            STARTS_S,
+            "the learner's complaint",
+        )
         hung, waits = (folder_of(directory).stacks_of(role, 0) for role in ("actor", "learner"))
-        job.wait_until(lambda: "in fail" in hung.read_text() and "in drive" in waits.read_text(), STARTS_S, "the stacks")
+        job.wait_until(
+            lambda: "in fail" in hung.read_text() and "in drive" in waits.read_text(), STARTS_S, "the stacks"
+        )
         assert f"stacks of ranks that wait or hang are in {hung.parent.resolve()}" in told()
         job.process.send_signal(signal.SIGINT)
         job.wait_until(lambda: "ending the run" in told(), STARTS_S, "the first Ctrl-C to be taken")
@@ -330,7 +395,9 @@ class TestFailures:
 def check_killed(directory, ended, status: int) -> None:
     """Check that status, result and one line say that the run was ended by force."""
     result = folder_of(directory).result()
-    assert (ended.returncode, result["reason"], result["status"]) == (status, "killed", status), ended.stderr[-3000:]
+    assert (ended.returncode, result["reason"], result["status"]) == (status, "killed", status), ended.stderr[
+        -3000:
+    ]
     assert ended.stdout.count(f"apex: killed with status {status} after") == 1
     assert "Traceback" not in ended.stderr
 

@@ -1,4 +1,7 @@
-"""The command where it is installed: in a folder with a space in its name, and beside packages with the names of ours."""
+"""The command where it is installed.
+
+In a folder with a space in its name, and beside packages with the names of ours.
+"""
 
 import json
 import os
@@ -45,8 +48,22 @@ def installed(checkout):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=TAKES_S)
     python = venv / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # a second torch would take minutes
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "."]
+    (site / "dependencies.pth").write_text(
+        sysconfig.get_path("purelib") + "\n"
+    )  # a second torch would take minutes
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        ".",
+    ]
     done = subprocess.run(pip, cwd=checkout, capture_output=True, text=True, timeout=TAKES_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (site / "apex_mpi.py").is_file()
@@ -70,10 +87,14 @@ def short(directory: Path, transport: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["mpi", "zmq"])
-def test_a_wheel_in_a_folder_with_a_space_trains_beside_packages_of_our_names(installed, namesakes, run_to_end, tmp_path, transport):
+def test_a_wheel_in_a_folder_with_a_space_trains_beside_packages_of_our_names(
+    installed, namesakes, run_to_end, tmp_path, transport
+):
     directory = tmp_path / "the runs"
     path = os.pathsep.join((str(COMMAND.parent), os.environ["PATH"]))  # where mpirun is
-    ended = run_to_end([installed, *short(directory, transport)], {"PYTHONPATH": str(namesakes), "PATH": path}, timeout=120)
+    ended = run_to_end(
+        [installed, *short(directory, transport)], {"PYTHONPATH": str(namesakes), "PATH": path}, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
     assert RunFolder(directory / "latest").result()["learner_steps"] == 20
 
@@ -84,13 +105,26 @@ def test_a_wheel_holds_the_types_of_the_c_module_and_times_it_from_c(installed, 
     site = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
     assert (site / "native" / "_native.pyi").is_file()
     rows = tmp_path / "rows.json"
-    command = [installed, "bench", "index", "--quick", "--leaves", "20000", "--indexes", "wide", "--json", rows]
+    command = [
+        installed,
+        "bench",
+        "index",
+        "--quick",
+        "--leaves",
+        "20000",
+        "--indexes",
+        "wide",
+        "--json",
+        rows,
+    ]
     ended = run_to_end(command, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert {"c", "python"} == {row["caller"] for row in json.loads(rows.read_text())["rows"]}
 
 
-def test_the_checkout_s_command_finds_our_packages_before_others_of_their_names(namesakes, run_to_end, tmp_path):
+def test_the_checkout_s_command_finds_our_packages_before_others_of_their_names(
+    namesakes, run_to_end, tmp_path
+):
     if not COMMAND.is_file():
         pytest.skip(f"{COMMAND} is not installed")
     ended = run_to_end([COMMAND, *short(tmp_path, "local")], {"PYTHONPATH": str(namesakes)}, timeout=120)
@@ -112,6 +146,8 @@ def test_make_and_its_python_may_be_in_a_folder_with_a_space(checkout):
     python = checkout.parent / "my python"
     python.symlink_to(sys.executable)
     (checkout / "native" / "build" / "module.o").unlink(missing_ok=True)  # the file that needs Python
-    done = subprocess.run(["make", "native", f"PYTHON={python}"], cwd=checkout, capture_output=True, text=True, timeout=TAKES_S)
+    done = subprocess.run(
+        ["make", "native", f"PYTHON={python}"], cwd=checkout, capture_output=True, text=True, timeout=TAKES_S
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert (checkout / "native" / "_native.abi3.so").is_file()

@@ -1,4 +1,7 @@
-"""Runs of which a rank is killed before all have met, or never comes: they end with one line, and nobody waits for ever."""
+"""Runs of which a rank is killed before all have met, or never comes.
+
+They end with one line, and nobody waits for ever.
+"""
 
 import os
 import re
@@ -15,12 +18,18 @@ pytestmark = pytest.mark.spread
 
 
 @pytest.mark.parametrize("transport", ["mpi", "zmq"])
-def test_a_rank_that_is_killed_before_all_have_met_ends_the_job_with_one_line(start, tmp_path, inject, transport):
-    job = start(_run(tmp_path, transport, "run.fault_tolerance=actors", "run.meet_s=20"), inject(LAST, late_s=1000))
+def test_a_rank_that_is_killed_before_all_have_met_ends_the_job_with_one_line(
+    start, tmp_path, inject, transport
+):
+    job = start(
+        _run(tmp_path, transport, "run.fault_tolerance=actors", "run.meet_s=20"), inject(LAST, late_s=1000)
+    )
     os.kill(job.rank(LAST), signal.SIGKILL)
     told = _told_at_the_end(job, tmp_path)
     # Over ZeroMQ another process takes its place, which does not come either.
-    assert re.fullmatch(rf"apex: .*(before .* had met|{LAST} of 5.* did not come within 20 s \(run.meet_s\))", told), told
+    assert re.fullmatch(
+        rf"apex: .*(before .* had met|{LAST} of 5.* did not come within 20 s \(run.meet_s\))", told
+    ), told
 
 
 def test_the_launcher_gives_up_over_mpi_once_no_rank_has_come_for_too_long(start, tmp_path, inject):
@@ -42,5 +51,8 @@ def _told_at_the_end(job, tmp_path) -> str:
     """Return the last line of a run, which is an error."""
     ended = job.wait(ENDS_S)
     result = RunFolder(tmp_path / "runs" / "latest").result()
-    assert (ended.returncode, result["reason"]) == (result["status"], "error") and ended.returncode not in (0, 2), ended.stderr[-3000:]
+    assert (ended.returncode, result["reason"]) == (result["status"], "error") and ended.returncode not in (
+        0,
+        2,
+    ), ended.stderr[-3000:]
     return ended.stderr.splitlines()[-1]

@@ -1,4 +1,7 @@
-"""What a running job opens to others: its sockets, shared memory and temporary files, and what kill -9 leaves of them."""
+"""What a running job opens to others.
+
+Its sockets, shared memory and temporary files, and what kill -9 leaves of them.
+"""
 
 import os
 import signal
@@ -27,7 +30,11 @@ def sockets_of(pids) -> set[str]:
 
 def on_network(pids) -> list[str]:
     """Return the addresses at which processes take connections over TCP."""
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
     inodes = sockets_of(pids)
     return [row[1] for row in rows if row[3] == LISTENS and row[9] in inodes]
 
@@ -48,7 +55,15 @@ def is_private(path: Path) -> bool:
 def job(request, tmp_path_factory, start_for_module):
     """A run that trains, its transport, and its ranks."""
     folder = tmp_path_factory.mktemp("doors")
-    command = [*TRAIN, "--transport", request.param, "--set", f"run.directory={folder / 'runs'}", "--set", "run.stop_at_target=false"]
+    command = [
+        *TRAIN,
+        "--transport",
+        request.param,
+        "--set",
+        f"run.directory={folder / 'runs'}",
+        "--set",
+        "run.stop_at_target=false",
+    ]
     running = start_for_module([*command, "--set", "run.log_period_s=0.2"])
     log = folder / "runs" / "latest" / "metrics.jsonl"
     running.wait_until(lambda: log.exists() and log.stat().st_size > 0, 60, "a row of the log")
@@ -64,7 +79,10 @@ def test_sockets_of_the_host_are_in_a_folder_of_the_user_alone(job):
     assert all(name.startswith("/") for name in names), "an abstract socket has no owner"
     assert bool(names) == (job[1] == "zmq")
     folders = {Path(name).parent for name in names}
-    assert all(stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.stat().st_uid == os.geteuid() for folder in folders)
+    assert all(
+        stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.stat().st_uid == os.geteuid()
+        for folder in folders
+    )
 
 
 def test_shared_memory_and_temporary_files_are_the_users_alone(job):
@@ -77,10 +95,18 @@ def test_shared_memory_and_temporary_files_are_the_users_alone(job):
     assert all(is_private(path) for path in [*names, *made])
 
 
-def test_what_is_left_when_all_processes_of_a_job_are_killed_goes_with_the_next_start(job):  # last: it ends the job
+def test_what_is_left_when_all_processes_of_a_job_are_killed_goes_with_the_next_start(
+    job,
+):  # last: it ends the job
     running, transport, ranks = job
-    told = dict(item.split("=", 1) for item in Path(f"/proc/{ranks[0]}/environ").read_text().split("\0") if "=" in item)
-    folder = Path(told["APEX_ENDPOINT"].removeprefix("ipc://") if transport == "zmq" else told[launchers._BACKING])
+    told = dict(
+        item.split("=", 1)
+        for item in Path(f"/proc/{ranks[0]}/environ").read_text().split("\0")
+        if "=" in item
+    )
+    folder = Path(
+        told["APEX_ENDPOINT"].removeprefix("ipc://") if transport == "zmq" else told[launchers._BACKING]
+    )
     assert folder.is_dir()
     for pid in running.processes():
         os.kill(pid, signal.SIGKILL)

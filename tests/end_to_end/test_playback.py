@@ -12,8 +12,19 @@ from launch.cli.main import main
 def run(tmp_path_factory):
     """A short CartPole run in one process, and its folder."""
     directory = tmp_path_factory.mktemp("runs")
-    short = ["run.max_learner_steps=60", "evaluator.period=10", "evaluator.episodes=3", f"run.directory={directory}"]
-    arguments = ["train", "cartpole", "--transport", "local", *(word for value in short for word in ("--set", value))]
+    short = [
+        "run.max_learner_steps=60",
+        "evaluator.period=10",
+        "evaluator.episodes=3",
+        f"run.directory={directory}",
+    ]
+    arguments = [
+        "train",
+        "cartpole",
+        "--transport",
+        "local",
+        *(word for value in short for word in ("--set", value)),
+    ]
     assert main(arguments) == 0
     return directory / "latest"
 
@@ -24,7 +35,9 @@ def test_eval_plays_full_episodes_on_the_same_seeds_each_time(run, capsys):
         assert main(["eval", str(run), "--episodes", "5"]) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
-    mean = float(re.search(r"greedy return ([\d.]+) .* over 5 episodes, seeds 1000003 to 1000007", printed[0])[1])
+    mean = float(
+        re.search(r"greedy return ([\d.]+) .* over 5 episodes, seeds 1000003 to 1000007", printed[0])[1]
+    )
     assert 5 <= mean <= 500
 
 

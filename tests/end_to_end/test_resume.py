@@ -1,4 +1,7 @@
-"""Whole jobs killed by SIGKILL at random moments, checkpoint writes included, and resumed; and a disk that is full."""
+"""Whole jobs killed by SIGKILL at random moments, checkpoint writes included, and resumed.
+
+And a disk that is full.
+"""
 
 import contextlib
 import hashlib
@@ -26,11 +29,23 @@ from replay_rank.replay import Replay
 
 TRAIN = [sys.executable, "-m", "launch.cli.main", "train", "cartpole"]
 SMALL = {
-    "run.log_period_s": 0.1, "run.stop_at_target": "false", "run.max_learner_steps": 1_000_000, "algorithm.hidden": 16, "actor.envs": 4,
-    "actor.intake_batch": 10, "replay.capacity": 2000, "replay.min_size": 200, "replay.samples_per_insert": 4.0,
-    "learner.batch_size": 16, "learner.checkpoint_period": 20, "evaluator.episodes": 1, "evaluator.period": 200,
+    "run.log_period_s": 0.1, "run.stop_at_target": "false", "run.max_learner_steps": 1_000_000,
+    "algorithm.hidden": 16, "actor.envs": 4,
+    "actor.intake_batch": 10, "replay.capacity": 2000, "replay.min_size": 200,
+    "replay.samples_per_insert": 4.0,
+    "learner.batch_size": 16, "learner.checkpoint_period": 20, "evaluator.episodes": 1,
+    "evaluator.period": 200,
 }  # fmt: skip
-COUNTERS = ("wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "param_version", "evaluations")
+COUNTERS = (
+    "wall_s",
+    "learner_steps",
+    "agent_steps",
+    "env_frames",
+    "episodes",
+    "transitions",
+    "param_version",
+    "evaluations",
+)
 STARTS_S, ENDS_S = 400, 400
 pytestmark = pytest.mark.spread
 
@@ -40,12 +55,18 @@ class Runs:
 
     def __init__(self, start, directory, transport):
         self.start, self.directory, self.transport = start, directory, transport
-        self.env = {"OMPI_MCA_btl_sm_backing_directory": str(directory.parent)}  # a killed mpirun leaves its memory behind
+        self.env = {
+            "OMPI_MCA_btl_sm_backing_directory": str(directory.parent)
+        }  # a killed mpirun leaves its memory behind
         self.jobs = 0
 
     def begin(self, **changes):
         """Start it, or go on with it."""
-        values = SMALL | {"run.directory": self.directory} | {name.replace("__", "."): value for name, value in changes.items()}
+        values = (
+            SMALL
+            | {"run.directory": self.directory}
+            | {name.replace("__", "."): value for name, value in changes.items()}
+        )
         arguments = [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
         resume = ["--resume", self.directory / "latest"] if self.jobs else []
         self.jobs += 1
@@ -73,7 +94,9 @@ def seal_again(folder) -> None:
         data = (folder / name).read_bytes()
         held["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
     text = json.dumps(held, sort_keys=True).encode()
-    (folder / "manifest.json").write_text(json.dumps({"sha256": hashlib.sha256(text).hexdigest(), "manifest": held}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"sha256": hashlib.sha256(text).hexdigest(), "manifest": held})
+    )
 
 
 def kill_all(job) -> None:
@@ -87,11 +110,15 @@ def kill_all(job) -> None:
 
 
 def check_tree(saved: Reader) -> None:
-    """Check that every replay rank's index is, to the last bit, that of its leaves, and its leaves those that were saved."""
+    """Check that every replay rank's index is, to the last bit, that of its leaves, and its leaves those
+    that were saved.
+    """
     config = configuration.from_tables([("saved", saved.config)])
     for index in range(saved.replay_ranks):
         replay = Replay(config, env_spec(config.env), np.random.default_rng(0))
-        Restore(saved, index, saved.replay_ranks)(replay, RateLimiter(config), Segments(saved.folder.parent, "", replay.store.buffer))
+        Restore(saved, index, saved.replay_ranks)(
+            replay, RateLimiter(config), Segments(saved.folder.parent, "", replay.store.buffer)
+        )
         replay.check()
         mass = saved.state(f"replay-{index}")["replay"]["index"]["mass"]
         fresh = Replay(config, env_spec(config.env), np.random.default_rng(0)).index
@@ -107,7 +134,11 @@ def check_log(folder: RunFolder) -> None:
 
 
 CHANGES = {
-    "mpi": [{"actor__count": 2, "replay__ranks": 2}, {"actor__count": 1, "replay__capacity": 4000}, {"replay__ranks": 1}],
+    "mpi": [
+        {"actor__count": 2, "replay__ranks": 2},
+        {"actor__count": 1, "replay__capacity": 4000},
+        {"replay__ranks": 1},
+    ],
     "zmq": [{"replay__ranks": 2}, {"replay__ranks": 1, "actor__count": 2}],
 }  # what is changed when a run goes on after each kill
 ROUNDS = int(os.environ.get("KILL_ROUNDS", 1))  # `make soak` kills more often
@@ -138,7 +169,10 @@ def test_a_job_killed_at_random_moments_goes_on_from_its_last_checkpoint(start, 
     check_log(runs.folder)
     assert runs.folder.rows()[-1]["agent_steps"] > 0
     assert not list(runs.folder.checkpoints.glob(".*"))
-    figure(f"kills of a whole job resumed from, its tree equal to the last bit, {transport}", len(CHANGES[transport]) * ROUNDS)
+    figure(
+        f"kills of a whole job resumed from, its tree equal to the last bit, {transport}",
+        len(CHANGES[transport]) * ROUNDS,
+    )
 
 
 def last_state(folder: RunFolder, steps: int) -> list[bytes]:
@@ -152,12 +186,19 @@ def last_state(folder: RunFolder, steps: int) -> list[bytes]:
         with np.load(path / f"{name}.npz") as arrays:
             parts += [arrays[key].tobytes() for key in sorted(arrays.files) if key not in ("segment", "row")]
     values = json.loads((path / "learner.json").read_text())["values"]
-    return [*parts, json.dumps([values["answers"]["actor"]["0"]["rng"], values["transport"], values["importance"]]).encode()]
+    return [
+        *parts,
+        json.dumps(
+            [values["answers"]["actor"]["0"]["rng"], values["transport"], values["importance"]]
+        ).encode(),
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_was_not(start, tmp_path, figure):
+def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_was_not(
+    start, tmp_path, figure
+):
     steps, rng = 500 * ROUNDS, random.Random("local")
     whole, killed = (Runs(start, tmp_path / name, "local") for name in ("whole", "killed"))
     assert whole.begin(run__max_learner_steps=steps).wait(ENDS_S).returncode == 0
@@ -180,7 +221,9 @@ def test_a_local_run_killed_at_random_moments_ends_to_the_last_bit_as_one_that_w
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport, damaged", [("local", "replay-0.npz"), ("zmq", "*.bin")])
-def test_a_damaged_file_costs_its_checkpoint_and_a_damaged_segment_its_places_only(start, tmp_path, transport, damaged):
+def test_a_damaged_file_costs_its_checkpoint_and_a_damaged_segment_its_places_only(
+    start, tmp_path, transport, damaged
+):
     runs = Runs(start, tmp_path / "runs", transport)
     assert runs.begin(run__max_learner_steps=70).wait(ENDS_S).returncode == 0
     newest, before = checkpoint.complete(runs.folder.checkpoints)[:2]
@@ -205,7 +248,9 @@ def test_a_second_job_in_a_run_folder_is_refused_and_the_first_ends_with_its_own
     second = runs.begin(run__max_learner_steps=runs.newest() + 40).wait(ENDS_S)
     assert second.returncode == 2 and second.stderr.count("\n") == 1, second.stderr
     assert f"is in use by process {first.process.pid} on " in second.stderr
-    played = start([*TRAIN[:-2], "eval", str(runs.folder.path), "--checkpoint", "latest", "--episodes", "1"]).wait(ENDS_S)
+    played = start(
+        [*TRAIN[:-2], "eval", str(runs.folder.path), "--checkpoint", "latest", "--episodes", "1"]
+    ).wait(ENDS_S)
     assert played.returncode == 0 and "greedy return" in played.stdout, played.stderr
     first.process.send_signal(signal.SIGTERM)
     ended = first.wait(ENDS_S)
@@ -217,11 +262,17 @@ def test_a_second_job_in_a_run_folder_is_refused_and_the_first_ends_with_its_own
     seal_again(newest)
     refused = runs.begin().wait(ENDS_S)  # what only the learner's rank reads
     assert refused.returncode == 1 and "Traceback" not in refused.stderr + refused.stdout, refused.stderr
-    assert refused.stderr.splitlines()[-1].startswith("apex: checkpoint ") and runs.folder.error().count("\n") == 1
+    assert (
+        refused.stderr.splitlines()[-1].startswith("apex: checkpoint ")
+        and runs.folder.error().count("\n") == 1
+    )
 
 
 def fill(filler: Path, left_mib: float) -> None:
-    """Write the disk of `filler` full, but for `left_mib`. The run writes there too, so the disk may be full before."""
+    """Write the disk of `filler` full, but for `left_mib`.
+
+    The run writes there too, so the disk may be full before.
+    """
     with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while (room := int(shutil.disk_usage(filler.parent).free - left_mib * 2**20)) > 0:
             file.write(bytes(min(room, 1 << 20)))
@@ -229,7 +280,9 @@ def fill(filler: Path, left_mib: float) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport, left_mib", [("mpi", 4), ("zmq", 0.25)])
-def test_a_full_disk_costs_checkpoints_and_a_warning_and_never_the_run(start, small_disk, transport, left_mib):
+def test_a_full_disk_costs_checkpoints_and_a_warning_and_never_the_run(
+    start, small_disk, transport, left_mib
+):
     runs = Runs(start, small_disk / "runs", transport)
     job = runs.begin()
     job.wait_until(lambda: runs.newest() > 0, STARTS_S, "a checkpoint")

@@ -1,11 +1,17 @@
-"""How many inputs the tests of this folder have tried: no test tries fewer than it says. ``tests/conftest.py`` prints the sum."""
+"""How many inputs the tests of this folder have tried: no test tries fewer than it says.
+
+``tests/conftest.py`` prints the sum.
+"""
 
 import pytest
 
 
 @pytest.fixture
 def tried(record_property):
-    """Return ``tried(n=1)``: so many more inputs. A test that is over has tried at least ``tried.least`` (default 1000)."""
+    """Return ``tried(n=1)``: so many more inputs.
+
+    A test that is over has tried at least ``tried.least`` (default 1000).
+    """
     inputs = 0
 
     def count(number: int = 1) -> None:

@@ -1,4 +1,7 @@
-"""What a learner hears: samples, reports and answers that hold anything at all; and announcements, which the other ranks hear."""
+"""What a learner hears: samples, reports and answers that hold anything at all.
+
+And announcements, which the other ranks hear.
+"""
 
 import json
 import math
@@ -27,10 +30,18 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SPEC, BATCH = EnvSpec((4,), "float32", 1, 2), 16
 SAMPLES, REPORTS, ANSWERS, ANNOUNCEMENTS = 1_000, 20_000, 10_000, 5_000
 SETTINGS = [
-    f"learner.batch_size={BATCH}", "algorithm.hidden=8", "actor.count=2", "replay.min_size=100", "learner.max_skipped_steps=1000000",
-    "run.max_learner_steps=100000000", "run.stop_at_target=false", "learner.checkpoint_period=100000000", "run.transport=local",
-    "replay.error_buffer=9", "run.log_period_s=1000",
-]  # fmt: skip
+    f"learner.batch_size={BATCH}",
+    "algorithm.hidden=8",
+    "actor.count=2",
+    "replay.min_size=100",
+    "learner.max_skipped_steps=1000000",
+    "run.max_learner_steps=100000000",
+    "run.stop_at_target=false",
+    "learner.checkpoint_period=100000000",
+    "run.transport=local",
+    "replay.error_buffer=9",
+    "run.log_period_s=1000",
+]
 
 
 class World:
@@ -93,9 +104,18 @@ def good_sample(rng: np.random.Generator) -> bytes:
 def sample_is_good(message: bytes) -> bool:
     """Whether a learner may compute with it, in plain Python."""
     fields = sample_layout(SPEC, BATCH).fields
-    read = {name: struct.unpack_from(f"<{n}{code}", message, fields[name].offset) for name, code, n in
-            (("total", "d", 1), ("minimum", "d", 1), ("probability", "d", BATCH), ("action", "i", BATCH))}  # fmt: skip
-    masses = 0 < read["minimum"][0] <= read["total"][0] < math.inf and read["minimum"][0] / read["total"][0] > 0
+    read = {
+        name: struct.unpack_from(f"<{n}{code}", message, fields[name].offset)
+        for name, code, n in (
+            ("total", "d", 1),
+            ("minimum", "d", 1),
+            ("probability", "d", BATCH),
+            ("action", "i", BATCH),
+        )
+    }
+    masses = (
+        0 < read["minimum"][0] <= read["total"][0] < math.inf and read["minimum"][0] / read["total"][0] > 0
+    )
     masses = masses and min(read["probability"]) >= 0.999 * read["minimum"][0] / read["total"][0]
     return masses and all(0 < p <= 1 for p in read["probability"]) and all(0 <= a < 2 for a in read["action"])
 
@@ -108,7 +128,11 @@ def test_a_sample_batch_is_trained_on_skipped_or_refused_and_the_networks_stay_f
     for _ in range(SAMPLES):
         good = good_sample(nprng)
         width = rng.choice([4, 8])
-        message = overwrite(rng, good[:front], width) + good[front:] if rng.random() < 0.7 else overwrite(rng, good, width)
+        message = (
+            overwrite(rng, good[:front], width) + good[front:]
+            if rng.random() < 0.7
+            else overwrite(rng, good, width)
+        )
         message = good if rng.random() < 0.1 else message
         before = learner.train.learner_steps, learner.counters["skipped_steps"], world.refused
         world.answer_request(message)
@@ -116,16 +140,23 @@ def test_a_sample_batch_is_trained_on_skipped_or_refused_and_the_networks_stay_f
         change = [int(b - a) for a, b in zip(before, after)]
         assert sum(change) == 1, change
         assert (change[2] == 0) == sample_is_good(message)
-        outcomes["trained"], outcomes["skipped"], outcomes["refused"] = (n + c for n, c in zip(outcomes.values(), change))
+        outcomes["trained"], outcomes["skipped"], outcomes["refused"] = (
+            n + c for n, c in zip(outcomes.values(), change)
+        )
         assert (learner.importance.smallest > 0).all()
-        for path in (world.folder.path / "skipped").glob("*"):  # kept for people; here there would be too many
+        for path in (world.folder.path / "skipped").glob(
+            "*"
+        ):  # kept for people; here there would be too many
             path.unlink()
         tried()
     learner.train.check_finite()
     assert min(outcomes.values()) > SAMPLES / 50, outcomes
     steps = learner.train.learner_steps
     world.answer_request(good_sample(nprng))
-    assert learner.train.learner_steps == steps + 1 and torch.isfinite(next(learner.train.online.parameters())).all()
+    assert (
+        learner.train.learner_steps == steps + 1
+        and torch.isfinite(next(learner.train.online.parameters())).all()
+    )
 
 
 REAL = {"loss", "td_error", "q_value", "grad_norm", "staleness", "eval_return", "return_sum"}
@@ -146,8 +177,12 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
     senders = [("actor", 0), ("actor", 1), ("replay", 0), ("evaluator", 0)]
     for number in range(REPORTS):
         role, index = rng.choice(senders)
-        values = struct.pack(f"<{len(REPORT_FIELDS[role])}d", *(rng.random() * 100 for _ in REPORT_FIELDS[role]))
-        values = (mutate(rng, values) if rng.random() < 0.3 else overwrite(rng, values)).ljust(len(values), b"\0")[: len(values)]
+        values = struct.pack(
+            f"<{len(REPORT_FIELDS[role])}d", *(rng.random() * 100 for _ in REPORT_FIELDS[role])
+        )
+        values = (mutate(rng, values) if rng.random() < 0.3 else overwrite(rng, values)).ljust(
+            len(values), b"\0"
+        )[: len(values)]
         vector, before = np.frombuffer(values, np.float64), world.refused
         assert world.ports[world.topology.rank(role, index)].send_report(vector)
         world.progress(), world.progress()  # it is taken, and its sender knows
@@ -160,7 +195,9 @@ def test_a_report_of_any_numbers_is_taken_or_refused_and_the_log_stays_strict_js
             json.dumps(world.run_log.hub.row(), allow_nan=False)
     assert REPORTS / 10 < taken < REPORTS * 0.9
     row = world.run_log.write_row()
-    assert json.loads((world.folder.path / "metrics.jsonl").read_text().splitlines()[-1]) == json.loads(json.dumps(row))
+    assert json.loads((world.folder.path / "metrics.jsonl").read_text().splitlines()[-1]) == json.loads(
+        json.dumps(row)
+    )
 
 
 def acknowledged(number: int, error: int = 0) -> CheckpointAck:
@@ -168,7 +205,7 @@ def acknowledged(number: int, error: int = 0) -> CheckpointAck:
     return CheckpointAck(number, error, {"counters": {"episodes": 1.0}})
 
 
-def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_the_checkpoint_becomes_whole(world, tried):
+def test_an_acknowledgement_of_no_requested_checkpoint_changes_nothing(world, tried):
     tried.least = ANSWERS
     rng, checkpoints = random.Random(3), world.learner.checkpoints
     checkpoints.start(0, world.learner._copy_state)
@@ -181,14 +218,20 @@ def test_an_answer_to_no_checkpoint_that_a_rank_was_told_of_changes_nothing_and_
         before = world.refused
         world.acknowledge(*rng.choice(senders), ack)
         checkpoints.poll()
-        assert world.refused == before + 1 and checkpoints._pending == pending and not checkpoints._writing.all_acknowledged.is_set()
+        assert (
+            world.refused == before + 1
+            and checkpoints._pending == pending
+            and not checkpoints._writing.all_acknowledged.is_set()
+        )
         tried()
     for sender in senders:
         if sender[0] != "evaluator":
             Part(checkpoints._writing.partial, "{}-{}".format(*sender)).finish({})
         world.acknowledge(*sender, acknowledged(number))
     checkpoints.poll()
-    assert checkpoints._writing is None and [verify(folder)["learner_steps"] for folder in complete(world.folder.checkpoints)] == [0]
+    assert checkpoints._writing is None and [
+        verify(folder)["learner_steps"] for folder in complete(world.folder.checkpoints)
+    ] == [0]
     before = world.refused
     world.acknowledge("actor", 0, acknowledged(number))
     checkpoints.poll()
@@ -203,14 +246,18 @@ def test_a_request_of_any_numbers_is_acknowledged_or_refused(tmp_path, tried):
     (tmp_path / "checkpoints").mkdir()
     answered = 0
     for _ in range(ANNOUNCEMENTS):
-        request = CheckpointRequest(rng.choice([5, 6, *EDGES]), rng.choice([0, 100, *EDGES]), rng.choice([0, 1, 4, *EDGES]))
+        request = CheckpointRequest(
+            rng.choice([5, 6, *EDGES]), rng.choice([0, 100, *EDGES]), rng.choice([0, 1, 4, *EDGES])
+        )
         good = 0 <= request.base < request.number and request.learner_steps >= 0
         before = ports[1].refused
         ports[0].request(1, request)
         service.step(), service.step(), ports[0].progress()
         acks = ports[0].poll_acks()
         assert (ports[1].refused - before, len(acks)) == (int(not good), int(good)), request
-        assert not good or (acks[0].ack.number == request.number and acks[0].ack.error > 0), "there is no such folder"
+        assert not good or (acks[0].ack.number == request.number and acks[0].ack.error > 0), (
+            "there is no such folder"
+        )
         answered += good
         tried()
     assert answered > ANNOUNCEMENTS / 20

@@ -1,4 +1,7 @@
-"""Garbage over MPI, by ranks of the same job: refused, counted, and survived, with every good message unharmed."""
+"""Garbage over MPI, by ranks of the same job.
+
+Refused, counted, and survived, with every good message unharmed.
+"""
 
 import json
 
@@ -13,9 +16,11 @@ OVER_TCP = {"OMPI_MCA_btl": "tcp,self"}
 
 
 @pytest.mark.parametrize(
-    "how, env", [("lend", {}), ("send", {}), ("send", OVER_TCP)], ids=["lent", "sent in shared memory", "sent over TCP"]
+    "how, env",
+    [("lend", {}), ("send", {}), ("send", OVER_TCP)],
+    ids=["lent", "sent in shared memory", "sent over TCP"],
 )
-def test_what_is_unasked_for_of_wrong_length_or_too_long_is_refused_counted_and_harms_nothing_good(mpirun, tried, how, env):
+def test_unexpected_messages_and_wrong_lengths_are_refused_counted_and_do_no_harm(mpirun, tried, how, env):
     tried.least = 2 * EACH
     ended = mpirun(4, [PROGRAM, how, EACH], env, timeout=150)
     assert ended.returncode == 0, ended.stderr[-4000:]

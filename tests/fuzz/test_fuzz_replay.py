@@ -1,4 +1,7 @@
-"""Intake batches and priority updates that something has happened to: a replay rank takes the good ones whole and nothing of the others."""
+"""Intake batches and priority updates that something has happened to.
+
+A replay rank takes the good ones whole and nothing of the others.
+"""
 
 import random
 import struct
@@ -26,7 +29,8 @@ BATCH, N_STEP = 8, 2
 def config(index="wide"):
     tables = {
         "replay": {"capacity": 8 * BATCH, "min_size": BATCH, "index": index, "samples_per_insert": 0.0},
-        "actor": {"intake_batch": BATCH}, "algorithm": {"n_step": N_STEP}, "learner": {"batch_size": 16, "prefetch": 2},
+        "actor": {"intake_batch": BATCH}, "algorithm": {"n_step": N_STEP},
+        "learner": {"batch_size": 16, "prefetch": 2},
     }  # fmt: skip
     return from_tables([("test", tables)])
 
@@ -68,13 +72,26 @@ def is_good(message: bytes, spec: EnvSpec) -> bool:
         return False
     count, frames, _, _ = struct.unpack_from("<4q", message, layout.fields["header"].offset)
     most = layout.fields["frames"].shape[0]
-    if not (1 <= count <= BATCH and 0 <= frames <= most and len(message) == layout.fields["frames"].offset + frames * spec.frame_nbytes):
+    if not (
+        1 <= count <= BATCH
+        and 0 <= frames <= most
+        and len(message) == layout.fields["frames"].offset + frames * spec.frame_nbytes
+    ):
         return False
-    read = {name: struct.unpack_from(f"<{n}{code}", message, layout.fields[name].offset) for name, code, n in (
-        ("obs_frames", "h", count * spec.stack), ("next_obs_frames", "h", count * spec.stack), ("action", "i", count),
-        ("reward", "f", count), ("discount", "f", count), ("priority", "f", count),
-    )}  # fmt: skip
-    inside = all(-1 <= pointer < frames for name in ("obs_frames", "next_obs_frames") for pointer in read[name])
+    read = {
+        name: struct.unpack_from(f"<{n}{code}", message, layout.fields[name].offset)
+        for name, code, n in (
+            ("obs_frames", "h", count * spec.stack),
+            ("next_obs_frames", "h", count * spec.stack),
+            ("action", "i", count),
+            ("reward", "f", count),
+            ("discount", "f", count),
+            ("priority", "f", count),
+        )
+    }
+    inside = all(
+        -1 <= pointer < frames for name in ("obs_frames", "next_obs_frames") for pointer in read[name]
+    )
     actions = all(0 <= action < spec.num_actions for action in read["action"])
     numbers = [*read["reward"], *read["discount"]]
     if spec.frame_dtype == "float32":
@@ -115,9 +132,15 @@ class Rank:
     def state(self) -> bytes:
         """Return all that must not change when something is refused."""
         r = self.replay
-        numbers = np.array([r.index.total, r.index.minimum, r.size, r.inserted, r.stale_updates, r.landing_place])
-        stored = np.concatenate([r.store.buffer[place] for place in np.flatnonzero(r.count)] or [np.zeros(0, np.uint8)])
-        return b"".join(a.tobytes() for a in (r.index.get(np.arange(r.slots)), numbers, r.generation, r.count, stored))
+        numbers = np.array(
+            [r.index.total, r.index.minimum, r.size, r.inserted, r.stale_updates, r.landing_place]
+        )
+        stored = np.concatenate(
+            [r.store.buffer[place] for place in np.flatnonzero(r.count)] or [np.zeros(0, np.uint8)]
+        )
+        return b"".join(
+            a.tobytes() for a in (r.index.get(np.arange(r.slots)), numbers, r.generation, r.count, stored)
+        )
 
     def check(self) -> None:
         """Draw a batch by request; all of it must be stored transitions, none empty, each as it was sent."""
@@ -136,7 +159,10 @@ class Rank:
         held = r.store.views
         for i, (p, q) in enumerate(zip(place, row)):
             for name, stack in (("obs_frames", views["obs"][i]), ("next_obs_frames", views["next_obs"][i])):
-                frames = [held["frames"][p, at] if at >= 0 else np.zeros_like(held["frames"][p, 0]) for at in held[name][p, q]]
+                frames = [
+                    held["frames"][p, at] if at >= 0 else np.zeros_like(held["frames"][p, 0])
+                    for at in held[name][p, q]
+                ]
                 assert np.array_equal(stack, np.stack(frames)), "a frame that is not the transition's"
 
 
@@ -149,7 +175,9 @@ def test_an_intake_batch_is_taken_if_it_is_good_and_else_nothing_changes(spec, i
     accepted = 0
     for number in range(INTAKE):
         message, before = fuzzed_batch(rng, rng.choice(good), spec), rank.state()
-        message = message[: rank.replay.store.layout.nbytes]  # a longer one has no place to land: the ports refuse it
+        message = message[
+            : rank.replay.store.layout.nbytes
+        ]  # a longer one has no place to land: the ports refuse it
         refused, fine = rank.send(message), is_good(message, spec)
         assert refused != fine, number
         assert (rank.state() == before) == refused, number
@@ -163,21 +191,31 @@ def test_an_intake_batch_is_taken_if_it_is_good_and_else_nothing_changes(spec, i
 
 
 def fuzzed_update(rng: random.Random, replay: Replay, size: int) -> bytes:
-    """Return a priority message: of keys that were given out, some of them long ago, and what happens to such."""
+    """Return a priority message.
+
+    Of keys that were given out, some of them long ago, and what happens to such.
+    """
     live = np.flatnonzero(replay.count)
     place = np.array(rng.choices(live.tolist(), k=size))
     row = np.array([rng.randrange(int(replay.count[p])) for p in place])
     generation = replay.generation[place] - np.array([rng.choice([0, 0, 0, 1]) for _ in place])
     keys = np.maximum(generation, 1) * replay.slots + place * BATCH + row
     message = keys.astype(np.int64).tobytes() + np.array([rng.random() for _ in place], np.float32).tobytes()
-    return message if rng.random() < 0.2 else rng.choice([mutate, overwrite, lambda r, d: overwrite(r, d, 4)])(rng, message)
+    return (
+        message
+        if rng.random() < 0.2
+        else rng.choice([mutate, overwrite, lambda r, d: overwrite(r, d, 4)])(rng, message)
+    )
 
 
 def update_is_good(message: bytes, replay: Replay, size: int) -> bool:
     """Whether every key was given out once, and every priority is a finite number that is not negative."""
     if len(message) != 12 * size:
         return False
-    keys, priorities = struct.unpack_from(f"<{size}q", message), struct.unpack_from(f"<{size}f", message, 8 * size)
+    keys, priorities = (
+        struct.unpack_from(f"<{size}q", message),
+        struct.unpack_from(f"<{size}f", message, 8 * size),
+    )
     for key in keys:
         generation, slot = divmod(key, replay.slots)
         now, count = int(replay.generation[slot // BATCH]), int(replay.count[slot // BATCH])
@@ -214,7 +252,9 @@ def test_columns_of_any_numbers_leave_a_replay_rank_whole(data):
     layout, rank = intake_layout(spec, BATCH, N_STEP), Rank(spec)
     for _ in range(3):
         message = aligned_bytes(layout.nbytes)
-        message[:] = np.frombuffer(good_batch(np.random.default_rng(3), spec).ljust(layout.nbytes, b"\0"), np.uint8)
+        message[:] = np.frombuffer(
+            good_batch(np.random.default_rng(3), spec).ljust(layout.nbytes, b"\0"), np.uint8
+        )
         views = layout.views(message)
         name = data.draw(st.sampled_from(sorted(layout.fields)))
         field = layout.fields[name]

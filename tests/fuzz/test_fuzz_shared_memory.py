@@ -36,9 +36,14 @@ def test_an_entry_of_any_numbers_is_within_the_arena_or_refused_and_the_next_mes
     arena[:] = np.arange(BOX) % 251
     row, taken = pages[0].row(1), 0
     for _ in range(INPUTS):
-        place, nbytes = rng.choice([*EDGES, rng.randint(-3, BOX + 3)]), rng.choice([*EDGES, rng.randint(-3, BOX + 3)])
+        place, nbytes = (
+            rng.choice([*EDGES, rng.randint(-3, BOX + 3)]),
+            rng.choice([*EDGES, rng.randint(-3, BOX + 3)]),
+        )
         sender.post(KIND, 0, 0, token=9)
-        entry = row + 8 + 3 * ((sender._sent - 1) % ENTRIES)  # as the page is laid out: counts fill a line of eight words
+        entry = (
+            row + 8 + 3 * ((sender._sent - 1) % ENTRIES)
+        )  # as the page is laid out: counts fill a line of eight words
         pages[0].words[entry + 1], pages[0].words[entry + 2] = place, nbytes
         message = peek(receiver)
         if not nbytes:
@@ -64,8 +69,12 @@ def test_counts_of_any_numbers_cost_one_message_at_most(tried):
     arena[:] = np.arange(BOX) % 251
     for _ in range(2000):
         likely = range(receiver._released - ENTRIES, receiver._released + ENTRIES + 1)  # nobody could tell
-        pages[0].words[pages[0].row(1)] = rng.choice([count for count in EDGES if count not in likely])  # what it says that it has sent
-        assert receiver.next_kind() is not None and peek(receiver) is REFUSED, "an old message was taken for a new one"
+        pages[0].words[pages[0].row(1)] = rng.choice(
+            [count for count in EDGES if count not in likely]
+        )  # what it says that it has sent
+        assert receiver.next_kind() is not None and peek(receiver) is REFUSED, (
+            "an old message was taken for a new one"
+        )
         receiver.release()
         for place in range(7, 10):
             sender.post(KIND, place, 3)

@@ -1,4 +1,7 @@
-"""With ``--transport zmq`` nothing is unpickled: watched in every rank of a real run, and read from the source."""
+"""With ``--transport zmq`` nothing is unpickled.
+
+Watched in every rank of a real run, and read from the source.
+"""
 
 import ast
 import sys
@@ -9,7 +12,13 @@ from places import ROOT
 
 from apex.run_folder import RunFolder
 
-SMALL = ["run.log_period_s=0.2", "evaluator.episodes=2", "replay.min_size=200", "learner.batch_size=16", "run.max_learner_steps=40"]
+SMALL = [
+    "run.log_period_s=0.2",
+    "evaluator.episodes=2",
+    "replay.min_size=200",
+    "learner.batch_size=16",
+    "run.max_learner_steps=40",
+]
 
 # Loaded by Python itself at the start of every process: whoever unpickles leaves a file that says who called.
 # The pure Python unpickler is not watched: nobody reaches it but by asking for ``pickle._Unpickler`` by name.
@@ -44,14 +53,18 @@ open(os.path.join(FOLDER, f"watched-{os.getpid()}"), "w").close()
 
 @pytest.fixture
 def watched(tmp_path, start):
-    """Return ``watched(command)``, which returns the job's end, the processes that were watched, and the lines that they have left."""
+    """Return ``watched(command)``, which returns the job's end, the processes that were watched, and the
+    lines that they have left.
+    """
     (tmp_path / "site").mkdir(), (tmp_path / "seen").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WATCH.replace("FOLDER", repr(str(tmp_path / "seen"))))
 
     def run(command: list) -> tuple[int, list[str]]:
         ended = start([sys.executable, *command], {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}).wait(120)
         assert ended.returncode == 0, ended.stderr[-3000:]
-        lines = [line for path in (tmp_path / "seen").glob("unpickled-*") for line in path.read_text().splitlines()]
+        lines = [
+            line for path in (tmp_path / "seen").glob("unpickled-*") for line in path.read_text().splitlines()
+        ]
         return len(list((tmp_path / "seen").glob("watched-*"))), lines
 
     return run
@@ -85,7 +98,18 @@ def test_the_watch_sees_what_is_unpickled(watched):
 
 # --- the source -------------------------------------------------------------------------------------
 
-UNPICKLERS = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "multiprocessing", "torch", "joblib"}
+UNPICKLERS = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "cloudpickle",
+    "multiprocessing",
+    "torch",
+    "joblib",
+}
 CALLS = {"recv_pyobj", "recv_serialized", "loads", "load", "Unpickler", "eval", "exec"}
 START = ["apex/transport/zmq.py", "apex/transport/zmq_world.py", "apex/transport/endpoints.py"]
 
@@ -108,13 +132,22 @@ def reachable() -> list[Path]:
 @pytest.mark.parametrize("path", reachable(), ids=lambda path: path.name)
 def test_no_module_of_zmq_mode_can_unpickle(path):
     tree = ast.parse(path.read_text())
-    names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names = {
+        alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    names |= {
+        (node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
     assert not names & UNPICKLERS
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for func in called:
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        of_json = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "json"
+        of_json = (
+            isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "json"
+        )
         assert name not in CALLS or of_json, f"{path.name} calls {name}"
 
 

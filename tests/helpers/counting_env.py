@@ -81,6 +81,8 @@ def counting_envs(flavour, num_envs=1, **options):
     lengths = options.pop("lengths", (3,))
 
     def make(row):
-        return lambda: CountingEnv(row, lengths[row % len(lengths) :] + lengths[: row % len(lengths)], **options)
+        return lambda: CountingEnv(
+            row, lengths[row % len(lengths) :] + lengths[: row % len(lengths)], **options
+        )
 
     return wrapped(flavour, [make(row) for row in range(num_envs)])

@@ -1,12 +1,15 @@
-"""What a transport between processes must stand: a rank of any role that stops for long, and an end with everything on its way.
+"""What a transport between processes must stand.
 
-A new transport is tested by one fixture and an empty subclass; its program plays ``stress_endless`` as one rank:
+A rank of any role that stops for long, and an end with everything on its way.
+
+A new transport is tested by one fixture and an empty subclass; its program plays ``stress_endless`` as one
+rank:
 
     from disturbance import RANKS, Disturbance, EndlessStorm
 
     @pytest.fixture
     def storm(start, tmp_path):
-        return EndlessStorm(start, tmp_path / "storm", lambda folder: [... the command that starts RANKS ranks ...])
+        return EndlessStorm(start, tmp_path / "storm", lambda folder: [...the command of RANKS ranks...])
 
     class TestMyTransportDisturbed(Disturbance):
         pass
@@ -34,11 +37,21 @@ STOP_S, SETTLES_S, LOOKS_EVERY_S = 4.0, 1.0, 0.5
 EVENT_S = 120.0  # for what takes well under a second where nobody else computes
 PUBLISHES = 200  # while a receiver sleeps
 _ACTING = TOPOLOGY.num_actors + 1
-_NOT_YET_FREE = 3  # for each: pyzmq tells in a thread of its own that a buffer is free, which may be after the next request
-PUBLISH_BUFFERS = (1 + _NOT_YET_FREE) * _ACTING + 4  # one for each, the newest, the next, and the evaluator's last two
+# For each: pyzmq tells in its own thread that a buffer is free, perhaps after the next request.
+_NOT_YET_FREE = 3
+PUBLISH_BUFFERS = (
+    1 + _NOT_YET_FREE
+) * _ACTING + 4  # one for each, the newest, the next, and the evaluator's last two
 _LEDGER_NBYTES = 4 << 20  # for what is sent meanwhile
-LARGEST_RISE = SCENARIO.limits.prefetch * SCENARIO.limits.sample_nbytes + _ACTING * SCENARIO.weight_nbytes + _LEDGER_NBYTES
-"""Bytes that may come to be on their way to or from one rank that were not before. Without credits there would be no limit."""
+LARGEST_RISE = (
+    SCENARIO.limits.prefetch * SCENARIO.limits.sample_nbytes
+    + _ACTING * SCENARIO.weight_nbytes
+    + _LEDGER_NBYTES
+)
+"""Bytes that may come to be on their way to or from one rank that were not before.
+
+Without credits there would be no limit.
+"""
 
 
 class EndlessStorm:
@@ -64,7 +77,10 @@ class EndlessStorm:
         """Wait until what each of these ranks counts under ``name`` has risen by ``more``."""
         before = {rank: self.status(rank, name) for rank in ranks}
         for rank in ranks:
-            self.until(lambda rank=rank: self.status(rank, name) >= before[rank] + more, f"{more} more {name!r} of {TOPOLOGY.name(rank)}")
+            self.until(
+                lambda rank=rank: self.status(rank, name) >= before[rank] + more,
+                f"{more} more {name!r} of {TOPOLOGY.name(rank)}",
+            )
 
     def until_traffic(self, least: int = 3) -> None:
         """Wait until every rank has sent and received more."""
@@ -110,11 +126,16 @@ class EndlessStorm:
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes in memory that a process alone answers for: its own, and its share of memory that is shared.
+    """Return the bytes in memory that a process alone answers for.
 
-    Without files, such as libraries: a share of theirs changes whenever any process of the machine starts or ends.
+    Its own, and its share of memory that is shared.
+
+    Without files, such as libraries: a share of theirs changes whenever any process of the machine starts or
+    ends.
     """
-    fields = dict(line.split(":") for line in (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines()[1:])
+    fields = dict(
+        line.split(":") for line in (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+    )
     return 1024 * sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem"))
 
 
@@ -152,14 +173,21 @@ class Disturbance:
         acting = [rank for rank in range(RANKS) if rank not in (learner, replay)]
         with storm.stopped(replay):
             for rank in (learner, *acting):  # credits are used, samples asked for, weights asked for
-                storm.until(lambda rank=rank: storm.status(rank, "full"), f"all that {TOPOLOGY.name(rank)} may have open")
+                storm.until(
+                    lambda rank=rank: storm.status(rank, "full"),
+                    f"all that {TOPOLOGY.name(rank)} may have open",
+                )
             with storm.stopped(learner):
                 storm.until_all("steps", 200, acting)  # a report of each is on its way
                 storm.ask_to_end()
                 storm.until(lambda: all(storm.status(rank, "ending") for rank in acting), "requests to stop")
             # Priorities and a publish, and the word to stop, before replay has taken what came earlier.
-            storm.until(lambda: all(storm.status(rank, "stopping") for rank in (learner, *acting)), "the word to stop")
+            storm.until(
+                lambda: all(storm.status(rank, "stopping") for rank in (learner, *acting)), "the word to stop"
+            )
         since = time.monotonic()
         assert storm.problems(EVENT_S) == {}
         transport = type(self).__name__.removeprefix("Test")
-        figure(f"s until all ranks had ended with everything on its way, {transport}", time.monotonic() - since)
+        figure(
+            f"s until all ranks had ended with everything on its way, {transport}", time.monotonic() - since
+        )

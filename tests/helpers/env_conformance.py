@@ -28,7 +28,9 @@ def play(envs, steps, action_seed=0):
 
 def same_run(a, b):
     """Whether two results of ``play`` are equal to the last bit."""
-    fields = (np.array_equal(x, y) for s, t in zip(a[2], b[2], strict=True) for x, y in zip(s, t, strict=True))
+    fields = (
+        np.array_equal(x, y) for s, t in zip(a[2], b[2], strict=True) for x, y in zip(s, t, strict=True)
+    )
     return np.array_equal(a[0], b[0]) and all(fields)
 
 
@@ -50,7 +52,8 @@ class Walk:
             self.checksums.append(checksum(timestep))
             self.before.append(timestep.obs)
         self.terminated, self.truncated, self.valid, self.first, self.reward = (
-            np.array([getattr(t, name) for t in self.timesteps]) for name in ("terminated", "truncated", "valid", "first", "reward")
+            np.array([getattr(t, name) for t in self.timesteps])
+            for name in ("terminated", "truncated", "valid", "first", "reward")
         )
         self.done = self.terminated | self.truncated
 
@@ -83,7 +86,10 @@ class EnvConformance:
         assert isinstance(spec, EnvSpec) and spec == envs.spec
         assert envs.num_envs == self.num_envs
         assert spec.stack >= 1 and spec.num_actions >= 1 and spec.env_frames_per_step >= 1
-        assert all(type(n) is int for n in (*spec.frame_shape, spec.stack, spec.num_actions, spec.env_frames_per_step))
+        assert all(
+            type(n) is int
+            for n in (*spec.frame_shape, spec.stack, spec.num_actions, spec.env_frames_per_step)
+        )
         assert spec.frame_dtype in ("uint8", "float32")
 
     def test_observations_have_the_specs_shape_and_dtype(self, walk):
@@ -102,7 +108,11 @@ class EnvConformance:
 
     def test_a_games_end_ends_an_episode_and_the_score_is_what_the_reward_is_made_of(self, walk):
         for t in walk.timesteps:
-            assert t.game_over.dtype == np.bool_ and t.score.dtype == np.float32 and t.score.shape == (walk.num_envs,)
+            assert (
+                t.game_over.dtype == np.bool_
+                and t.score.dtype == np.float32
+                and t.score.shape == (walk.num_envs,)
+            )
             assert not (t.game_over & ~(t.terminated | t.truncated)).any()
             assert np.array_equal(np.sign(t.score), np.sign(t.reward))
 

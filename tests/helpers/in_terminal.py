@@ -1,7 +1,7 @@
 """Runs a command in a terminal of its own: ``in_terminal.py COLUMNS FOLDER COMMAND...``
 
-It runs in FOLDER. What the command shows goes to stdout as it is. A file ``close`` in FOLDER closes the terminal; ``keys`` are what is
-typed into it. Returns the status of the command.
+It runs in FOLDER. What the command shows goes to stdout as it is. A file ``close`` in FOLDER closes the
+terminal; ``keys`` are what is typed into it. Returns the status of the command.
 """
 
 import contextlib

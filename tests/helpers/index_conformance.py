@@ -22,7 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-pytest.register_assert_rewrite("index_oracles", "index_suite", "index_machine", "index_drawing", "index_updating")
+pytest.register_assert_rewrite(
+    "index_oracles", "index_suite", "index_machine", "index_drawing", "index_updating"
+)
 
 from index_drawing import Drawing  # noqa: E402
 from index_machine import IndexMachine  # noqa: E402
@@ -30,7 +32,16 @@ from index_oracles import BinaryOracle, RankOracle  # noqa: E402
 from index_suite import CAPACITIES, EPS, TINY, bits, boundary_targets, filled, held, quick, snapshot  # noqa: E402
 from index_updating import Arguments, Updating  # noqa: E402
 
-__all__ = ["CAPACITIES", "IndexConformance", "RankConformance", "bits", "boundary_targets", "filled", "held", "snapshot"]
+__all__ = [
+    "CAPACITIES",
+    "IndexConformance",
+    "RankConformance",
+    "bits",
+    "boundary_targets",
+    "filled",
+    "held",
+    "snapshot",
+]
 
 
 class _Conformance(Drawing, Updating, Arguments):
@@ -38,11 +49,15 @@ class _Conformance(Drawing, Updating, Arguments):
 
     def test_random_operations_agree_with_the_oracle_to_the_last_bit(self):
         machine = type("Machine", (IndexMachine,), {"suite": self})
-        run_state_machine_as_test(machine, settings=settings(max_examples=self.examples, stateful_step_count=25, deadline=None))
+        run_state_machine_as_test(
+            machine, settings=settings(max_examples=self.examples, stateful_step_count=25, deadline=None)
+        )
 
 
 class IndexConformance(_Conformance):
-    """Tests of the `PriorityIndex` contract for the implementation of rule "proportional" that `new_index` makes."""
+    """Tests of the `PriorityIndex` contract for the implementation of rule "proportional" that `new_index`
+    makes.
+    """
 
     oracle_type = BinaryOracle
 
@@ -100,7 +115,9 @@ class RankConformance(_Conformance):
     def test_finds_agree_with_the_oracle_for_any_alpha(self, alpha):
         priorities = np.random.default_rng(11).choice([0.0, 0.5, 1.0, 1.0 + EPS, 7.0, TINY, 1e30], 200)
         index, oracle = self.with_alpha(alpha, priorities)
-        targets = np.append(np.random.default_rng(12).random(200) * index.total, boundary_targets(index)[:200])
+        targets = np.append(
+            np.random.default_rng(12).random(200) * index.total, boundary_targets(index)[:200]
+        )
         slots, mass = index.find_prefix(targets)
         self.assert_close(mass, oracle.masses()[slots])
         begin, end = (edge[slots] for edge in oracle.spans())

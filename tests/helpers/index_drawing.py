@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from index_suite import CAPACITIES, TINY, TOLERANCE, IndexSuite, bits, boundary_targets, filled, fitting, quick, sparse_masses, spread
+from index_suite import (
+    CAPACITIES,
+    TINY,
+    TOLERANCE,
+    IndexSuite,
+    bits,
+    boundary_targets,
+    filled,
+    fitting,
+    quick,
+    sparse_masses,
+    spread,
+)
 from scipy import stats
 
 from replay_rank.strata import Strata
@@ -23,8 +35,16 @@ def _sealed(array: np.ndarray) -> np.ndarray:
 
 # What a caller may spoil an array for draws by, the error, and what it says.
 UNFIT = {
-    "half the size": (lambda a: a.astype({"i": np.int32, "f": np.float32}[a.dtype.kind]), TypeError, "must be an array of"),
-    "another type": (lambda a: a.view(np.float64 if a.dtype.kind == "i" else np.int64), TypeError, "must be an array of"),
+    "half the size": (
+        lambda a: a.astype({"i": np.int32, "f": np.float32}[a.dtype.kind]),
+        TypeError,
+        "must be an array of",
+    ),
+    "another type": (
+        lambda a: a.view(np.float64 if a.dtype.kind == "i" else np.int64),
+        TypeError,
+        "must be an array of",
+    ),
     "big-endian": (lambda a: a.astype(a.dtype.newbyteorder(">")), TypeError, "must be an array of"),
     "a list": (lambda a: a.tolist(), TypeError, "must be an array of"),
     "nothing": (lambda a: None, TypeError, "must be an array of"),
@@ -67,7 +87,9 @@ class Drawing(IndexSuite):
         mass[rng.integers(0, 300, 60)] = 0.0
         index, counts = self.filled(mass), np.zeros(300)
         for _ in range(4):
-            counts += np.bincount(self.assert_drawable(index, rng.random(50_000) * index.total), minlength=300)
+            counts += np.bincount(
+                self.assert_drawable(index, rng.random(50_000) * index.total), minlength=300
+            )
         self.assert_distribution(index, counts)
 
     def test_stratified_draws_are_in_proportion_to_the_mass_too(self):
@@ -220,4 +242,6 @@ class Drawing(IndexSuite):
     @pytest.mark.parametrize("bad", [math.nan, -1.0, -TINY, -math.inf])
     def test_a_bad_target_is_refused_by_row(self, bad):
         index = self.filled([1.0, 2.0, 3.0, 4.0])
-        self.assert_refused(index, r"row 2: target .* must be >= 0", index.find_prefix, np.array([0.0, 1.0, bad, bad]))
+        self.assert_refused(
+            index, r"row 2: target .* must be >= 0", index.find_prefix, np.array([0.0, 1.0, bad, bad])
+        )

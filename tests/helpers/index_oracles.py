@@ -24,7 +24,7 @@ def stored(mass, leaf_dtype=np.float64) -> np.ndarray:
 
 
 class MassOracle:
-    """Masses in a list. A subclass adds them, in `total`, and finds, in `_find`, in the order of its index."""
+    """Masses in a list. A subclass adds them (`total`) and finds (`_find`) in the order of its index."""
 
     def __init__(self, capacity: int):
         self.held = [0.0] * capacity
@@ -88,7 +88,8 @@ class BinaryOracle(MassOracle):
 
 
 class WideOracle(MassOracle):
-    """Blocks of leaves, nodes of eight entries and a flat top, each added as four runs of consecutive elements.
+    """Blocks of leaves, nodes of eight entries and a flat top, each added as four runs of consecutive
+    elements.
 
     A level has one entry for each node of the level below; the first level with at most `top` entries
     is the last. Its nodes lie side by side, each with the sum of those before it as its base.
@@ -107,7 +108,10 @@ class WideOracle(MassOracle):
         nodes = [inclusive(node) for node in groups(self._sums_of_last_level(), 8)]
         self.bases = [0.0, *itertools.accumulate(node[-1] for node in nodes)]
         # The last entry of a node ends where the next node begins.
-        ends = [[base + end for end in node[:-1]] + [after] for base, after, node in zip(self.bases, self.bases[1:], nodes)]
+        ends = [
+            [base + end for end in node[:-1]] + [after]
+            for base, after, node in zip(self.bases, self.bases[1:], nodes)
+        ]
         self.top_ends = [end for node in ends for end in node]
 
     def total(self) -> float:
@@ -146,7 +150,7 @@ def inclusive(elements) -> list[float]:
 
 
 def fall(ends, target) -> tuple[int, float]:
-    """Which of ascending ends is the first above the target, and what the target has beyond the one before."""
+    """Which of ascending ends is the first above the target, and the target beyond the one before."""
     child = sum(end <= target for end in ends)
     return child, target - (ends[child - 1] if child else 0.0)
 
@@ -194,7 +198,10 @@ class RankOracle:
         return masses
 
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the part of each slot begins and ends, float64[capacity]; nothing of the total for an empty one."""
+        """Where the part of each slot begins and ends, float64[capacity].
+
+        Nothing of the total for an empty one.
+        """
         order, ends = self.order(), np.append(0.0, self.cumulative)
         begin, end = np.zeros(len(self.held)), np.zeros(len(self.held))
         begin[order], end[order] = ends[: len(order)], ends[1 : len(order) + 1]

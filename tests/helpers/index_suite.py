@@ -1,4 +1,7 @@
-"""What the tests of every priority index share: batches that are hard on one, and comparisons with an oracle."""
+"""What the tests of every priority index share.
+
+Batches that are hard on one, and comparisons with an oracle.
+"""
 
 import math
 from typing import ClassVar

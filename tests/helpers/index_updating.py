@@ -1,4 +1,7 @@
-"""Updating a priority index of either rule: `set`, `set_range`, `save` and `load`, and the arguments they take."""
+"""Updating a priority index of either rule.
+
+`set`, `set_range`, `save` and `load`, and the arguments they take.
+"""
 
 import math
 import sys
@@ -150,7 +153,9 @@ class Updating(IndexSuite):
         index.set_range(np.int32(0), mass)
         assert snapshot(index) == snapshot(expected)
         self.assert_refused(index, "integer", index.set_range, 0.0, mass, error=TypeError)
-        self.assert_refused(index, "mass must be float64", index.set_range, 0, np.array(["1"]), error=TypeError)
+        self.assert_refused(
+            index, "mass must be float64", index.set_range, 0, np.array(["1"]), error=TypeError
+        )
         for wrong in (1.0, 1, np.float64(1.0), np.array(1.0), np.ones((1, 1))):
             self.assert_refused(index, "one-dimensional", index.set_range, 0, wrong)
         index.set_range(0, [0.5, 1.5, 2.5])
@@ -159,7 +164,9 @@ class Updating(IndexSuite):
     @pytest.mark.parametrize("capacity", CAPACITIES)
     def test_what_is_saved_loads_to_the_last_bit(self, capacity):
         rng = np.random.default_rng(capacity)
-        mass = np.where(rng.random(capacity) < 0.3, rng.choice([0.0, TINY, 1e-310], capacity), spread(rng, capacity))
+        mass = np.where(
+            rng.random(capacity) < 0.3, rng.choice([0.0, TINY, 1e-310], capacity), spread(rng, capacity)
+        )
         index, other = self.filled(mass), self.filled(spread(rng, capacity))
         saved = index.save()
         assert saved.dtype == np.float64 and bits(saved) == bits(self.stored(mass))
@@ -224,15 +231,21 @@ class Arguments(IndexSuite):
     @pytest.mark.parametrize("slots", [[0.0], [True], ["0"], [2**63], [None]])
     def test_slots_that_are_not_int64_are_refused(self, slots):
         index = self.new_index(4)
-        self.assert_refused(index, "slots must be int64", index.set, np.array(slots), np.ones(1), error=TypeError)
+        self.assert_refused(
+            index, "slots must be int64", index.set, np.array(slots), np.ones(1), error=TypeError
+        )
         self.assert_refused(index, "slots must be int64", index.get, np.array(slots), error=TypeError)
 
     @pytest.mark.parametrize("values", [[1j], [True], ["1"], [None]])
     def test_masses_and_targets_that_are_not_float64_are_refused(self, values):
         index = self.filled([1.0], capacity=4)
-        self.assert_refused(index, "mass must be float64", index.set, np.array([0]), np.array(values), error=TypeError)
+        self.assert_refused(
+            index, "mass must be float64", index.set, np.array([0]), np.array(values), error=TypeError
+        )
         self.assert_refused(index, "mass must be float64", index.load, np.array(values), error=TypeError)
-        self.assert_refused(index, "targets must be float64", index.find_prefix, np.array(values), error=TypeError)
+        self.assert_refused(
+            index, "targets must be float64", index.find_prefix, np.array(values), error=TypeError
+        )
 
     def test_arrays_of_the_wrong_shape_or_length_are_refused(self):
         index = self.filled([1.0], capacity=4)
@@ -270,7 +283,10 @@ class Arguments(IndexSuite):
 
 
 def interrupt(at: int, call, *args) -> bool:
-    """Call, with Ctrl-C before the ``at``-th instruction of the index's own Python code; return whether there are so many."""
+    """Call, with Ctrl-C before the ``at``-th instruction of the index's own Python code.
+
+    Return whether there are so many.
+    """
     left, outer = at, sys.gettrace()
 
     def trace(frame, event, _):

@@ -1,4 +1,5 @@
-"""Environments with awkward ends, a player that writes down what they gave, and each transition made again the slow way.
+"""Environments with awkward ends, a player that writes down what they gave, and each transition made again
+the slow way.
 
 Every step made is known by a number of its own, which travels as its action: number = time * num_envs + row.
 """
@@ -59,8 +60,12 @@ class StackingEnv(gymnasium.Env):
         return np.array([[self.row, self.episode % 256], [(t - 1 if odd == 7 else t) % 256, 9]], np.uint8)
 
 
-def stacking_envs(flavour, num_envs, stack, resets="zero", lengths=(5, 1, 2, 9, 3), ends=("terminated", "truncated")):
-    """Return ``num_envs`` stacking environments, lengths rotated by row, in one of ``counting_env.FLAVOURS``."""
+def stacking_envs(
+    flavour, num_envs, stack, resets="zero", lengths=(5, 1, 2, 9, 3), ends=("terminated", "truncated")
+):
+    """Return ``num_envs`` stacking environments, lengths rotated by row, in one of
+    ``counting_env.FLAVOURS``.
+    """
 
     def make(row):
         turn = row % len(lengths)
@@ -124,7 +129,9 @@ def transition_of(window, gamma):
         total += step.reward * gamma**k
     ret, discount = np.float32(total), np.float32(0.0 if last.terminated else gamma ** len(window))
     priority = abs(ret + discount * last.bootstrap - first.q)
-    return Transition(first.obs, first.number, float(ret), float(discount), first.version, last.next_obs, float(priority))
+    return Transition(
+        first.obs, first.number, float(ret), float(discount), first.version, last.next_obs, float(priority)
+    )
 
 
 class Player:
@@ -206,7 +213,9 @@ def _decode_row(views, frames, spec, i):
 
 
 def check_delivery(player, delivered):
-    """Check that each environment's transitions came once, in order and complete, but for an unfinished batch."""
+    """Check that each environment's transitions came once, in order and complete, but for an unfinished
+    batch.
+    """
     v = player.envs.num_envs
     for row in range(v):
         mine, expected = [t for t in delivered if t.number % v == row], player.expected(row)

@@ -1,4 +1,7 @@
-"""What the ranks of a storm write down (see ``stress_roles``): every message that each has sent and received."""
+"""What the ranks of a storm write down (see ``stress_roles``).
+
+Every message that each has sent and received.
+"""
 
 import zlib
 from collections import defaultdict
@@ -37,7 +40,9 @@ class Ledger:
         self.sent = defaultdict(list)  # (kind, from, to) -> [(length, checksum)], in order
         self.received = defaultdict(list)
         self.published: dict[int, tuple] = {}  # param_version -> (length, checksum)
-        self.weights: list[tuple[int, int, int, tuple]] = []  # (param_version, learner steps, steps asked for, (length, checksum))
+        self.weights: list[
+            tuple[int, int, int, tuple]
+        ] = []  # (param_version, learner steps, steps asked for, (length, checksum))
         self.asked_for_weights = 0
         self.problems: list[str] = []
 

@@ -11,10 +11,22 @@ from learner.train_step import TrainStep
 
 STEPS = 80
 TINY = [
-    f"run.max_learner_steps={STEPS}", "run.transport=local", "run.log_period_s=0.05", "algorithm.hidden=16", "actor.count=2",
-    "actor.envs=4", "actor.intake_batch=10", "replay.capacity=500", "replay.min_size=100", "learner.batch_size=16",
-    "learner.target_period=20", "learner.publish_period=10", "evaluator.episodes=2", "evaluator.period=20", "replay.error_buffer=0.5",
-]  # fmt: skip
+    f"run.max_learner_steps={STEPS}",
+    "run.transport=local",
+    "run.log_period_s=0.05",
+    "algorithm.hidden=16",
+    "actor.count=2",
+    "actor.envs=4",
+    "actor.intake_batch=10",
+    "replay.capacity=500",
+    "replay.min_size=100",
+    "learner.batch_size=16",
+    "learner.target_period=20",
+    "learner.publish_period=10",
+    "evaluator.episodes=2",
+    "evaluator.period=20",
+    "replay.error_buffer=0.5",
+]
 
 
 class Run:
@@ -52,13 +64,24 @@ class Run:
         return record
 
     def everything(self):
-        """Return all that a run computes, as bytes: losses, weights, optimiser, replay and what the actors counted."""
+        """Return all that a run computes, as bytes.
+
+        Losses, weights, optimiser, replay and what the actors counted.
+        """
         state = self.learner.train.state_dict()
         tensors = [*state["online"].values(), *state["target"].values()]
         tensors += [t for slot in state["optimizer"]["state"].values() for t in slot.values()]
         arrays = [np.array(self.losses), *(t.numpy() for t in tensors)]
         for role in self.replays:
             replay = role.replay
-            arrays += [replay.index.get(np.arange(replay.slots)), replay.generation, replay.count, replay.store.buffer]
-        arrays += [np.array([a.counters[n] for n in ("agent_steps", "episodes", "return_sum", "transitions")]) for a in self.actors]
+            arrays += [
+                replay.index.get(np.arange(replay.slots)),
+                replay.generation,
+                replay.count,
+                replay.store.buffer,
+            ]
+        arrays += [
+            np.array([a.counters[n] for n in ("agent_steps", "episodes", "return_sum", "transitions")])
+            for a in self.actors
+        ]
         return b"".join(array.tobytes() for array in arrays)

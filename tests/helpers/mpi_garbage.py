@@ -1,7 +1,7 @@
 """One rank of an MPI job in which every rank sends garbage to every other, beside all that it has to do.
 
-Usage: mpi_garbage.py (lend | send) GARBAGE
-The first rank prints, as JSON, what the ledgers of all good messages say, and for every rank what was thrown at it and refused.
+Usage: mpi_garbage.py (lend | send) GARBAGE The first rank prints, as JSON, what the ledgers of all good
+messages say, and for every rank what was thrown at it and refused.
 """
 
 import json
@@ -24,7 +24,16 @@ TOPOLOGY, SCENARIO = Topology(4, 1), SCENARIOS["storm"]
 LIMITS = SCENARIO.limits
 MOST_OPEN = 8  # of one rank's garbage
 LONGEST_S = 120.0
-EXACT = [0, 1, 8, 256, LIMITS.sample_nbytes, LIMITS.priority_nbytes, SCENARIO.weight_nbytes, SCENARIO.intake_nbytes]
+EXACT = [
+    0,
+    1,
+    8,
+    256,
+    LIMITS.sample_nbytes,
+    LIMITS.priority_nbytes,
+    SCENARIO.weight_nbytes,
+    SCENARIO.intake_nbytes,
+]
 EXACT += [8 * len(names) for names in REPORT_FIELDS.values()]
 
 
@@ -38,7 +47,11 @@ def is_good(channel: int, source: str, dest: str, tag: int, nbytes: int) -> bool
         Kind.WEIGHT_REQUEST: {8} if source in (EVALUATOR, ACTOR) else set(),
         Kind.SAMPLE: {0, LIMITS.sample_nbytes} if source == REPLAY else set(),
     }
-    from_learner = {Kind.SAMPLE_REQUEST: {0}, Kind.PRIORITY: {LIMITS.priority_nbytes}, Kind.WEIGHTS: {0, SCENARIO.weight_nbytes}}
+    from_learner = {
+        Kind.SAMPLE_REQUEST: {0},
+        Kind.PRIORITY: {LIMITS.priority_nbytes},
+        Kind.WEIGHTS: {0, SCENARIO.weight_nbytes},
+    }
     table = to_learner if dest == LEARNER else from_learner if source == LEARNER else {}
     return nbytes in table.get(tag, ())
 
@@ -69,7 +82,9 @@ class Garbage:
         start = self.rng.randrange(len(self.noise) - nbytes)
         comm, number = self.port.wire.comms.to(dest, channel)
         request = comm.Issend([self.noise[start : start + nbytes], MPI.BYTE], number, tag)
-        self.port.wire._sends.append((request, dest, Kind.CONTROL, 0, self.noise))  # the end of the run waits for it
+        self.port.wire._sends.append(
+            (request, dest, Kind.CONTROL, 0, self.noise)
+        )  # the end of the run waits for it
         self.open.append(request)
         self.thrown[dest] += 1
         self.left -= 1

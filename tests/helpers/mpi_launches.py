@@ -5,7 +5,11 @@ import json
 # Open MPI sends a message at once ("eagerly") up to a limit and asks the receiver first above it. The least
 # limit that its shared memory takes still lets 40 bytes through; TCP's lets through none.
 NOTHING_EAGER = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_eager_limit": "80"}
-ALL_EAGER = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_eager_limit": "67108864", "OMPI_MCA_btl_tcp_rndv_eager_limit": "67108864"}
+ALL_EAGER = {
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_eager_limit": "67108864",
+    "OMPI_MCA_btl_tcp_rndv_eager_limit": "67108864",
+}
 
 
 def outcome_of(ended) -> dict:

@@ -1,10 +1,34 @@
-"""Inputs for the tests of this folder: random bytes, and messages that were good before something happened to them."""
+"""Inputs for the tests of this folder.
+
+Random bytes, and messages that were good before something happened to them.
+"""
 
 import random
 import struct
 
-HEADER = struct.Struct("<4sIq")  # of a message over ZeroMQ, as docs and zmq_link say; written down again on purpose
-EDGES = [0, 1, 2, 3, 4, -1, 7, 8, 63, 64, 2**15, 2**31 - 1, -(2**31), 2**32, 2**53, 2**62, 2**63 - 1, -(2**63)]
+HEADER = struct.Struct(
+    "<4sIq"
+)  # of a message over ZeroMQ, as docs and zmq_link say; written down again on purpose
+EDGES = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    -1,
+    7,
+    8,
+    63,
+    64,
+    2**15,
+    2**31 - 1,
+    -(2**31),
+    2**32,
+    2**53,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+]
 
 
 def header(kind: int, arg: int = 0, magic: bytes = b"Apex") -> bytes:
@@ -28,7 +52,9 @@ def resize(rng: random.Random, data: bytes) -> bytes:
 
 
 def overwrite(rng: random.Random, data: bytes, width: int = 8) -> bytes:
-    """Return ``data`` with one to four of its aligned words replaced by numbers at the edges, or by special floats."""
+    """Return ``data`` with one to four of its aligned words replaced by numbers at the edges, or by special
+    floats.
+    """
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4) if len(changed) >= width else 0):
         at = rng.randrange(len(changed) // width) * width
@@ -44,7 +70,9 @@ def _word(rng: random.Random, width: int) -> bytes:
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """Return ``data`` after something has happened to it, or nothing at all (one time in ten), or random bytes."""
+    """Return ``data`` after something has happened to it, or nothing at all (one time in ten), or random
+    bytes.
+    """
     how = rng.random()
     if how < 0.1:
         return data

@@ -14,7 +14,9 @@ class Numbered(Replay):
 
     def __init__(self, capacity, batch=1, index="wide", seed=0, alpha=0.6, eps=1e-6):
         replay = {"capacity": capacity, "index": index, "min_size": 1, "alpha": alpha, "eps": eps}
-        config = from_tables([("test", {"replay": replay, "actor": {"intake_batch": batch}, "algorithm": {"n_step": 1}})])
+        config = from_tables(
+            [("test", {"replay": replay, "actor": {"intake_batch": batch}, "algorithm": {"n_step": 1}})]
+        )
         super().__init__(config, SPEC, np.random.default_rng(seed))
         self.next_number = 0
 
@@ -33,7 +35,13 @@ class Numbered(Replay):
         views["header"][:] = count, count + 1, 7, 0
         views["frames"][: count + 1, 0] = np.append(numbers, numbers[-1] + 1)
         rows = np.arange(count)[:, None]
-        columns = {"obs_frames": rows, "next_obs_frames": rows + 1, "action": numbers, "reward": numbers / 2, "discount": numbers / 4}
+        columns = {
+            "obs_frames": rows,
+            "next_obs_frames": rows + 1,
+            "action": numbers,
+            "reward": numbers / 2,
+            "discount": numbers / 4,
+        }
         for name, values in (columns | {"param_version": 3 * numbers, "priority": priorities}).items():
             views[name][:count] = values
         return intake_nbytes(self.store.layout, SPEC, count + 1)
@@ -44,7 +52,13 @@ class Numbered(Replay):
         out = layout.views(aligned_bytes(layout.nbytes))
         self.sample(out)
         numbers = out["action"]
-        for name, scale, shift in (("obs", 1, 0), ("next_obs", 1, 1), ("reward", 0.5, 0), ("discount", 0.25, 0), ("param_version", 3, 0)):
+        for name, scale, shift in (
+            ("obs", 1, 0),
+            ("next_obs", 1, 1),
+            ("reward", 0.5, 0),
+            ("discount", 0.25, 0),
+            ("param_version", 3, 0),
+        ):
             assert (out[name].reshape(-1) == numbers * scale + shift).all(), name
         return out, numbers.tolist()
 
@@ -56,12 +70,23 @@ class Numbered(Replay):
     def everything(self):
         """Return all that must not change when something is refused, as bytes."""
         held = self.index.get(np.arange(self.slots))
-        numbers = self.index.total, self.index.minimum, self.size, self.inserted, self.sampled, self.stale_updates, self._landing
+        numbers = (
+            self.index.total,
+            self.index.minimum,
+            self.size,
+            self.inserted,
+            self.sampled,
+            self.stale_updates,
+            self._landing,
+        )
         return b"".join(array.tobytes() for array in (held, np.array(numbers), self.generation, self.count))
 
 
 def mass(priority, alpha=0.6, eps=1e-6):
-    """Return (priority + eps)^alpha, raised as an array: NumPy raises a scalar in another way, which may differ in the last bit."""
+    """Return (priority + eps)^alpha, raised as an array.
+
+    NumPy raises a scalar in another way, which may differ in the last bit.
+    """
     priority = np.asarray(priority, np.float32).astype(np.float64)
     return ((np.atleast_1d(priority) + eps) ** alpha).reshape(priority.shape)
 

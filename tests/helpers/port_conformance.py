@@ -1,4 +1,6 @@
-"""What every transport must do: a storm of every kind of message through the ports of `apex.ports`, and 50 endings.
+"""What every transport must do.
+
+A storm of every kind of message through the ports of `apex.ports`, and 50 endings.
 
 A new transport is tested by one fixture and an empty subclass:
 
@@ -14,20 +16,40 @@ A new transport is tested by one fixture and an empty subclass:
 
 from collections import Counter, defaultdict
 
-from ledger import ACK, ANY_REPLAY, CONTROL_REQUEST, INTAKE, PRIORITY, REFUSAL, REPORT, REQUEST, SAMPLE, Ledger, Scenario
+from ledger import (
+    ACK,
+    ANY_REPLAY,
+    CONTROL_REQUEST,
+    INTAKE,
+    PRIORITY,
+    REFUSAL,
+    REPORT,
+    REQUEST,
+    SAMPLE,
+    Ledger,
+    Scenario,
+)
 
 from apex.schema import Limits
 from apex.topology import LEARNER_RANK, Topology
 
 SCENARIOS = {
-    "storm": Scenario(60, 40, 20, 1, 6 << 20, 2 << 20, Limits(1 << 20, 96 << 10, prefetch=3, intake_in_flight=3)),
-    "endings": Scenario(0, 0, 0, 50, 1 << 16, 1 << 16, Limits(1 << 15, 1 << 13, prefetch=3, intake_in_flight=2), True, 0.0005),
+    "storm": Scenario(
+        60, 40, 20, 1, 6 << 20, 2 << 20, Limits(1 << 20, 96 << 10, prefetch=3, intake_in_flight=3)
+    ),
+    "endings": Scenario(
+        0, 0, 0, 50, 1 << 16, 1 << 16, Limits(1 << 15, 1 << 13, prefetch=3, intake_in_flight=2), True, 0.0005
+    ),
 }
-"""Name -> scenario: one long storm, and 50 runs that end at once, with requests open that only the end can answer."""
+"""Name -> scenario: one long storm, and 50 runs that end at once, with requests open that only the end can
+answer.
+"""
 
 
 class PortConformance:
-    """``outcomes[scenario]`` holds ``"problems"``, by kind, and ``"counts"`` of what was sent, and more (see :func:`judge`)."""
+    """``outcomes[scenario]`` holds ``"problems"``, by kind, and ``"counts"`` of what was sent, and more (see
+    :func:`judge`).
+    """
 
     def test_every_message_arrives_once_and_unchanged(self, outcomes):
         assert _problems(outcomes, "contents") == []
@@ -63,7 +85,9 @@ def judge(topology: Topology, ledgers: dict[str, list[list[Ledger]]]) -> dict[st
 
 
 def judge_rounds(topology: Topology, scenario: Scenario, rounds: list[list[Ledger]]) -> dict:
-    """Return ``{"problems": {kind: [text]}, "counts": {kind: n}, "nbytes": [(from, to, bytes received), ...]}``.
+    """Return ``{"problems": {kind: [text]}, "counts": {kind: n}, "nbytes".
+
+    [(from, to, bytes received), ...]}``.
 
     It is of the ledgers of each round's ranks.
     """
@@ -84,12 +108,16 @@ def _nbytes(ranks: list[Ledger]) -> Counter:
     return nbytes
 
 
-def _judge_round(topology: Topology, scenario: Scenario, ranks: list[Ledger], problems: dict, counts: Counter) -> None:
+def _judge_round(
+    topology: Topology, scenario: Scenario, ranks: list[Ledger], problems: dict, counts: Counter
+) -> None:
     sent, received = _together(ranks, "sent"), _together(ranks, "received")
     problems["contents"] += _lost_or_changed(sent, received)
     problems["order"] += _out_of_order(sent, received)
     problems["requests"] += _unanswered(topology, sent, received, scenario.limits.prefetch)
-    problems["weights"] += [text for rank in ranks for text in _wrong_weights(rank, ranks[LEARNER_RANK].published)]
+    problems["weights"] += [
+        text for rank in ranks for text in _wrong_weights(rank, ranks[LEARNER_RANK].published)
+    ]
     problems["rules"] += [text for rank in ranks for text in rank.problems]
     for (kind, _, _), messages in sent.items():
         counts[kind] += len(messages)
@@ -114,16 +142,26 @@ def _lost_or_changed(sent: dict, received: dict) -> list[str]:
     problems = []
     for key in sorted(sent.keys() | received.keys()):
         if key[0] in (INTAKE, PRIORITY, REPORT, REQUEST, CONTROL_REQUEST, ACK):
-            lost, extra = Counter(sent[key]) - Counter(received[key]), Counter(received[key]) - Counter(sent[key])
+            lost, extra = (
+                Counter(sent[key]) - Counter(received[key]),
+                Counter(received[key]) - Counter(sent[key]),
+            )
             if lost or extra:
-                problems.append(f"{key}: of {len(sent[key])}, {lost.total()} are lost or changed, {extra.total()} came unsent")
+                problems.append(
+                    f"{key}: of {len(sent[key])}, {lost.total()} are lost or changed, "
+                    f"{extra.total()} came unsent"
+                )
     return problems
 
 
 def _out_of_order(sent: dict, received: dict) -> list[str]:
     """The order of intake batches is free; the last sample batches may be dropped by a learner that ends."""
     keys = [key for key in received if key[0] in (SAMPLE, PRIORITY, REPORT, CONTROL_REQUEST, ACK)]
-    return [f"{key}: received in another order than sent" for key in keys if received[key] != sent[key][: len(received[key])]]
+    return [
+        f"{key}: received in another order than sent"
+        for key in keys
+        if received[key] != sent[key][: len(received[key])]
+    ]
 
 
 def _unanswered(topology: Topology, sent: dict, received: dict, prefetch: int) -> list[str]:
@@ -132,7 +170,10 @@ def _unanswered(topology: Topology, sent: dict, received: dict, prefetch: int) -
         requests, refused = len(sent[REQUEST, LEARNER_RANK, rank]), len(sent[REFUSAL, rank, LEARNER_RANK])
         answered, taken = len(sent[SAMPLE, rank, LEARNER_RANK]), len(received[SAMPLE, rank, LEARNER_RANK])
         if requests != answered + refused or not taken <= answered <= taken + prefetch:
-            problems.append(f"replay rank {rank}: {requests} requests, {answered} answered, {refused} refused, {taken} taken")
+            problems.append(
+                f"replay rank {rank}: {requests} requests, {answered} answered, "
+                f"{refused} refused, {taken} taken"
+            )
     return problems
 
 
@@ -142,6 +183,8 @@ def _wrong_weights(rank: Ledger, published: dict[int, tuple[int, int]]) -> list[
         if sealed != published.get(version):
             problems.append(f"rank {rank.rank}: version {version} was changed on its way")
         if steps < asked or version < before:
-            problems.append(f"rank {rank.rank}: version {version} of step {steps}, after {before}, asked for step {asked}")
+            problems.append(
+                f"rank {rank.rank}: version {version} of step {steps}, after {before}, asked for step {asked}"
+            )
         before = version
     return problems

@@ -14,8 +14,10 @@ from launch.run import local
 from learner.train_step import TrainStep
 
 TINY = {
-    "run.transport": "local", "run.log_period_s": 0.05, "algorithm.hidden": 16, "actor.count": 2, "actor.envs": 4,
-    "actor.intake_batch": 10, "replay.capacity": 500, "replay.min_size": 100, "learner.batch_size": 16, "learner.target_period": 20,
+    "run.transport": "local", "run.log_period_s": 0.05, "algorithm.hidden": 16, "actor.count": 2,
+    "actor.envs": 4,
+    "actor.intake_batch": 10, "replay.capacity": 500, "replay.min_size": 100, "learner.batch_size": 16,
+    "learner.target_period": 20,
     "learner.publish_period": 10, "evaluator.episodes": 2, "evaluator.period": 20, "replay.error_buffer": 0.5,
     "replay.samples_per_insert": 2.0, "learner.checkpoint_period": 30, "actor.refresh_period": 3,
 }  # fmt: skip
@@ -41,7 +43,11 @@ class Runs:
 
     def __init__(self, directory, preset, patch, **changes):
         self.directory, self.preset = directory, preset
-        self.settings = TINY | {name.replace("__", "."): value for name, value in changes.items()} | {"run.directory": directory}
+        self.settings = (
+            TINY
+            | {name.replace("__", "."): value for name, value in changes.items()}
+            | {"run.directory": directory}
+        )
         self.losses: dict[int, float] = {}
         self.roles, self.killed_at = [], None
         call, build = TrainStep.__call__, local.build
@@ -78,7 +84,10 @@ class Runs:
         return RunFolder(self.directory / "latest")
 
     def everything(self):
-        """Return all that a run computes, as bytes: weights, optimiser, replay and what the actors counted."""
+        """Return all that a run computes, as bytes.
+
+        Weights, optimiser, replay and what the actors counted.
+        """
         state = self.roles[0].train.state_dict()
         tensors = [*state["online"].values(), *state["target"].values(), state["random"]["cpu"]]
         tensors += [t for slot in state["optimizer"]["state"].values() for t in slot.values()]
@@ -88,16 +97,28 @@ class Runs:
                 replay = role.replay
                 replay.check()
                 live = np.flatnonzero(replay.count)
-                arrays += [replay.index.save(), replay.generation, replay.count, replay.strata.state, np.array(replay.landing_place)]
+                arrays += [
+                    replay.index.save(),
+                    replay.generation,
+                    replay.count,
+                    replay.strata.state,
+                    np.array(replay.landing_place),
+                ]
                 arrays += [_message(replay.store, place) for place in live]
             if role.counters.role == "actor":
-                arrays += [role.counters.vector()[:5], role.intake._pool, np.array(str(role.rng.bit_generator.state))]
+                arrays += [
+                    role.counters.vector()[:5],
+                    role.intake._pool,
+                    np.array(str(role.rng.bit_generator.state)),
+                ]
         return b"".join(array.tobytes() for array in arrays)
 
 
 def _message(store, place):
     """Return the used bytes of a place."""
-    return store.buffer[place, : intake_nbytes(store.layout, store.spec, int(store.views["header"][place, 1]))]
+    return store.buffer[
+        place, : intake_nbytes(store.layout, store.spec, int(store.views["header"][place, 1]))
+    ]
 
 
 @pytest.fixture

@@ -19,13 +19,25 @@ BATCH = 3
 
 def config_of(capacity, ranks=1, index="wide"):
     replay = {"capacity": capacity, "ranks": ranks, "index": index, "min_size": 1}
-    return from_tables([("test", {"replay": replay, "actor": {"intake_batch": BATCH}, "algorithm": {"n_step": 1}})])
+    return from_tables(
+        [("test", {"replay": replay, "actor": {"intake_batch": BATCH}, "algorithm": {"n_step": 1}})]
+    )
 
 
 def everything(replay):
-    """Return a plain copy of a replay: keys, masses, order, random state and every byte of its live places that is used."""
+    """Return a plain copy of a replay.
+
+    Keys, masses, order, random state and every byte of its live places that is used.
+    """
     live = live_places(replay.count, replay.landing_place)
-    numbers = [replay.size, replay.inserted, replay.sampled, replay.stale_updates, replay.landing_place, int(replay.strata.state[0])]
+    numbers = [
+        replay.size,
+        replay.inserted,
+        replay.sampled,
+        replay.stale_updates,
+        replay.landing_place,
+        int(replay.strata.state[0]),
+    ]
     sums = [replay.index.total, replay.index.minimum]
     arrays = (replay.generation, replay.count, replay.index.save(), replay.store.buffer[live], np.array(sums))
     return numbers, [array.tobytes() for array in arrays]
@@ -46,7 +58,12 @@ class Keeper:
         self.steps += 1
         self.request = CheckpointRequest(self.steps, self.steps, self.base)
         self.request.partial(self.folder).mkdir()
-        state = {"replay": self.replay.state_dict(), "limiter": self.limiter.state_dict(), "counters": {}, "open_requests": 0}
+        state = {
+            "replay": self.replay.state_dict(),
+            "limiter": self.limiter.state_dict(),
+            "counters": {},
+            "open_requests": 0,
+        }
         self.copies[self.steps] = everything(self.replay)
         self.segments.begin(self.request, live_places(self.replay.count, self.replay.landing_place), state)
 
@@ -55,7 +72,12 @@ class Keeper:
         assert self.segments.poll() == 0
         partial = self.request.partial(self.folder)
         if whole:
-            about = {"learner_steps": self.steps, "config": to_tables(self.config), "replay_ranks": 1, "num_actors": 1}
+            about = {
+                "learner_steps": self.steps,
+                "config": to_tables(self.config),
+                "replay_ranks": 1,
+                "num_actors": 1,
+            }
             checkpoint.commit(partial, self.folder / self.request.name, about, ["replay-0"])
             self.base = self.steps
         else:

@@ -1,4 +1,7 @@
-"""A real SLURM of three nodes on this machine, in a folder of its own: its daemons are children, and nothing outlives it."""
+"""A real SLURM of three nodes on this machine, in a folder of its own.
+
+Its daemons are children, and nothing outlives it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ import time
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-NODES = ("cpu1", "cpu2", "accel1")  # the one with the GPU comes first in the alphabet: see heterogeneous.sbatch
+NODES = (
+    "cpu1",
+    "cpu2",
+    "accel1",
+)  # the one with the GPU comes first in the alphabet: see heterogeneous.sbatch
 CORES = 4  # SLURM is told of as many in each node, whatever there is
 UP_S, DOWN_S = 120, 60
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # where daemons live
@@ -56,16 +63,22 @@ PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP PriorityTier=1 GraceTime=6
 PartitionName=gpu Nodes=accel1 State=UP PriorityTier=1
 PartitionName=high Nodes=cpu[1-2] State=UP PriorityTier=10 PreemptMode=off
 """
-# cred_expire: SLURM starts a requeued job again only when the credential of its last start has run out (120 s by default).
+# cred_expire: SLURM starts a requeued job again only when the credential of its last start has run out (120 s
+# by default).
 
 
 def missing() -> str | None:
     """Return why no SLURM can be started here, or None."""
     if os.geteuid() != 0:
         return "only root can start a SLURM with nodes of its own"
-    absent = [name for name in (*DAEMONS, "sbatch", "srun", "scontrol", "unshare") if shutil.which(name, path=_PATH) is None]
+    absent = [
+        name
+        for name in (*DAEMONS, "sbatch", "srun", "scontrol", "unshare")
+        if shutil.which(name, path=_PATH) is None
+    ]
     if absent:
-        return f"not installed: {', '.join(absent)} (Debian: slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge)"
+        packages = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
+        return f"not installed: {', '.join(absent)} (Debian: {packages})"
     alone = subprocess.run(["unshare", "--uts", "hostname", "apex-test"], capture_output=True, text=True)
     return f"no host names of their own for the nodes: {alone.stderr.strip()}" if alone.returncode else None
 
@@ -74,7 +87,9 @@ class Cluster:
     """The daemons, from start to end; ``environment`` is for the commands of SLURM."""
 
     def __init__(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="apex-slurm-"))  # short: the path of a socket has 107 bytes
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="apex-slurm-")
+        )  # short: the path of a socket has 107 bytes
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _PATH}
         self._daemons: list[subprocess.Popen] = []
 
@@ -85,7 +100,9 @@ class Cluster:
         self._start("slurmctld", ["slurmctld", "-D"])
         for node in NODES:
             # A host name of its own, so that its ranks are on another host for MPI too.
-            self._start(node, ["unshare", "--uts", "sh", "-c", f"hostname {node} && exec slurmd -D -N {node}"])
+            self._start(
+                node, ["unshare", "--uts", "sh", "-c", f"hostname {node} && exec slurmd -D -N {node}"]
+            )
         self.wait_until(lambda: self._states() == ["idle"] * len(NODES), UP_S, "idle nodes")
 
     def stop(self) -> None:
@@ -109,7 +126,9 @@ class Cluster:
 
     def command(self, *words: str, timeout: float = 30) -> str:
         """Return what a command of SLURM prints."""
-        done = subprocess.run(words, env=os.environ | self.environment, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            words, env=os.environ | self.environment, capture_output=True, text=True, timeout=timeout
+        )
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
@@ -128,7 +147,10 @@ class Cluster:
 
     def logs(self) -> str:
         """Return the ends of all logs."""
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
 
     def _configure(self) -> None:
         host = socket.gethostname().partition(".")[0]
@@ -145,14 +167,29 @@ class Cluster:
         key = self.folder / "munge" / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        self._start("munged", ["munged", "--foreground", "--force", *(f"--{name}={self.folder}/{path}" for name, path in files.items())])
+        self._start(
+            "munged",
+            [
+                "munged",
+                "--foreground",
+                "--force",
+                *(f"--{name}={self.folder}/{path}" for name, path in files.items()),
+            ],
+        )
         self.wait_until((self.folder / "munge.sock").exists, UP_S, "munged")
 
     def _start(self, name: str, command: list[str]) -> None:
         with open(self.folder / f"{name}.out.log", "wb") as out:
             clean = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
             environment = clean | self.environment
-            daemon = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            daemon = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
             self._daemons.append(daemon)
 
     def _states(self) -> list[str]:
@@ -163,11 +200,17 @@ class Cluster:
         return done.stdout.split()
 
     def _processes(self) -> list[int]:
-        """Return the processes of the cluster: all have the path of its configuration in their environment."""
+        """Return the processes of the cluster.
+
+        All have the path of its configuration in their environment.
+        """
         mark, found = f"SLURM_CONF={self.folder}/".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has just ended
-                if mark in (entry / "environ").read_bytes() and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                if (
+                    mark in (entry / "environ").read_bytes()
+                    and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+                ):
                     found.append(int(entry.name))
         return [pid for pid in found if pid != os.getpid()]
 

@@ -18,11 +18,13 @@ COUNTS = {"inserted": 3, "sampled": 0, "stale_updates": 0, "landing": 0, "newest
 ARRAYS = {"generation": np.arange(10), "count": np.arange(10), "index": {"mass": np.arange(50.0)}}
 STATES = {
     "learner": {
-        "run_log": RECORD, "answers": {}, "counters": {"x": 1.0}, "importance": {"smallest": [1.0]}, "param_version": 1, "turn": 0,
+        "run_log": RECORD, "answers": {}, "counters": {"x": 1.0}, "importance": {"smallest": [1.0]},
+        "param_version": 1, "turn": 0,
         "publish_at": 0, "requested": 0, "mass": np.arange(50.0),
     },
     "replay-0": {
-        "replay": COUNTS | ARRAYS | {"strata": {"state": 1}}, "limiter": {"inserted": 3, "sampled": 0}, "counters": {"x": 1.0},
+        "replay": COUNTS | ARRAYS | {"strata": {"state": 1}}, "limiter": {"inserted": 3, "sampled": 0},
+        "counters": {"x": 1.0},
         "open_requests": 0, "segments": {}, "places": 3, "segment": np.arange(10), "row": np.arange(10),
     },
 }  # fmt: skip

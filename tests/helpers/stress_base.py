@@ -1,4 +1,7 @@
-"""What all roles of a storm share (see ``stress_roles``): random payloads and pauses, reports, requests, and the end."""
+"""What all roles of a storm share (see ``stress_roles``).
+
+Random payloads and pauses, reports, requests, and the end.
+"""
 
 import gc
 import random
@@ -135,7 +138,11 @@ class Stormer:
     def _acknowledge(self) -> None:
         if self._owed and self.rng.random() < 0.5:
             self._owed.popleft()
-            ack = CheckpointAck(self.rng.getrandbits(63), self.rng.randrange(100), {"noise": [self.rng.random(), float("inf")]})
+            ack = CheckpointAck(
+                self.rng.getrandbits(63),
+                self.rng.randrange(100),
+                {"noise": [self.rng.random(), float("inf")]},
+            )
             self.sent(ACK, LEARNER_RANK, seal_control(ack))
             self.port.acknowledge(ack)
 

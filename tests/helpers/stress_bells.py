@@ -1,4 +1,6 @@
-"""Four ranks of one host, of which one sleeps at a time until a message wakes it; each line says what has, or has not.
+"""Four ranks of one host, of which one sleeps at a time until a message wakes it.
+
+Each line says what has, or has not.
 
 Usage: stress_bells.py   (learner, replay rank, evaluator, actor)
 """
@@ -75,7 +77,12 @@ def main() -> None:
     if port.rank == LEARNER_RANK:
         sees(lambda: port._weights.requests)
     wakes("weights", LEARNER_RANK, ACTOR_RANK, publish_some)
-    wakes("a control message", LEARNER_RANK, ACTOR_RANK, lambda: port.request(ACTOR_RANK, CheckpointRequest(1, 0, 0)))
+    wakes(
+        "a control message",
+        LEARNER_RANK,
+        ACTOR_RANK,
+        lambda: port.request(ACTOR_RANK, CheckpointRequest(1, 0, 0)),
+    )
     if port.rank == ACTOR_RANK:
         sees(lambda: port.poll_request() is not None)
     wakes("the word to stop", LEARNER_RANK, REPLAY_RANK, lambda: port.stop())

@@ -1,7 +1,9 @@
-"""A storm without end, as one of its ranks: the other half of the suite ``disturbance``, whose test looks on from outside.
+"""A storm without end, as one of its ranks.
 
-The rank goes on until there is a file ``end`` in the folder. All the while it tells what it has done in ``status-RANK``,
-and in the end it leaves its ledger in ``rank-RANK``.
+The other half of the suite ``disturbance``, whose test looks on from outside.
+
+The rank goes on until there is a file ``end`` in the folder. All the while it tells what it has done in
+``status-RANK``, and in the end it leaves its ledger in ``rank-RANK``.
 """
 
 import json
@@ -16,7 +18,9 @@ from stress_roles import stormer
 from apex.schema import Limits
 from apex.topology import ACTOR, LEARNER, LEARNER_RANK, REPLAY, Topology
 
-SCENARIO = Scenario(0, NEVER, 0, 1, 1 << 18, 2 << 20, Limits(4 << 20, 96 << 10, 3, 3, 1 << 18), delay_s=0.0005)
+SCENARIO = Scenario(
+    0, NEVER, 0, 1, 1 << 18, 2 << 20, Limits(4 << 20, 96 << 10, 3, 3, 1 << 18), delay_s=0.0005
+)
 LONGEST_S = 900.0  # of a whole storm, on a machine where others compute
 _TELLS_EVERY_S = 0.1
 
@@ -49,7 +53,9 @@ class _EndlessStorm:
             ending = (self.folder / "end").exists()
             if ending:
                 self.port.request_stop()
-            write(self.folder / f"status-{self.rank}", json.dumps(self._status() | {"ending": ending}).encode())
+            write(
+                self.folder / f"status-{self.rank}", json.dumps(self._status() | {"ending": ending}).encode()
+            )
         self._steps += 1
         return self.role.step()
 

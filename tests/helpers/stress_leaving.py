@@ -1,4 +1,5 @@
-"""A tolerant world whose last actor is late, or is killed, between its word that it is through and the learner's that all is done.
+"""A tolerant world whose last actor is late, or is killed, between its word that it is through and the
+learner's that all is done.
 
 The learner prints as one line of JSON whose loss it saw. Usage: stress_leaving.py sleeps|dies|stops
 """

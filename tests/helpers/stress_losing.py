@@ -1,6 +1,9 @@
-"""A world that loses its first actor and cannot replace it; the learner prints as one line of JSON what it saw, then all end.
+"""A world that loses its first actor and cannot replace it.
 
-Usage: stress_losing.py goes-on|ends COMMAND...   (whether the run ends at once, and what is started in place of the actor)
+The learner prints as one line of JSON what it saw, then all end.
+
+Usage: stress_losing.py goes-on|ends COMMAND...   (whether the run ends at once, and what is started in place
+of the actor)
 """
 
 import json

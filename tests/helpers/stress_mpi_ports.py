@@ -1,4 +1,5 @@
-"""One rank of an MPI test: plays what it is told, and the first rank prints what came of it as one line of JSON.
+"""One rank of an MPI test: plays what it is told, and the first rank prints what came of it as one line of
+JSON.
 
 Usage: stress_mpi_ports.py REPLAY_RANKS (scenarios | stall) (lend | send | mixed)
        stress_mpi_ports.py REPLAY_RANKS endless (lend | send) FOLDER
@@ -36,7 +37,10 @@ WEIGHT_NBYTES = 2 << 20
 
 def scenarios(comm, topology: Topology) -> dict | None:
     """Play all scenarios of the conformance suite; return their outcomes on the first rank."""
-    ledgers = {name: [_round(comm, topology, name, seed) for seed in range(s.rounds)] for name, s in SCENARIOS.items()}
+    ledgers = {
+        name: [_round(comm, topology, name, seed) for seed in range(s.rounds)]
+        for name, s in SCENARIOS.items()
+    }
     gathered = comm.gather(ledgers)
     if comm.rank == 0:
         return judge(topology, {name: list(zip(*(ranks[name] for ranks in gathered))) for name in SCENARIOS})
@@ -50,7 +54,9 @@ def _round(comm, topology: Topology, name: str, seed: int):
 
 
 class Stall:
-    """For three seconds replay takes no intake, all actors but the last sleep with weights on their way, and the learner publishes."""
+    """For three seconds replay takes no intake, all actors but the last sleep with weights on their way, and
+    the learner publishes.
+    """
 
     def __init__(self, comm, topology: Topology):
         self.topology = topology

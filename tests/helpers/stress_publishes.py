@@ -1,4 +1,6 @@
-"""One rank of a test: the learner publishes, and goes on when every actor has it; the first rank prints how many each has had.
+"""One rank of a test: the learner publishes, and goes on when every actor has it.
+
+The first rank prints how many each has had.
 
 Usage: stress_publishes.py PUBLISHES NBYTES
 """

@@ -1,8 +1,8 @@
 """Roles that send every kind of message, both ways, at random, and keep account (see ``port_conformance``).
 
-Every payload is random. Both ends write its length and checksum into a ledger (see ``ledger``), and every buffer is overwritten
-as soon as the contract allows, so that a message lost, sent twice, changed on its way, or given back too early leaves the
-ledgers unequal.
+Every payload is random. Both ends write its length and checksum into a ledger (see ``ledger``), and every
+buffer is overwritten as soon as the contract allows, so that a message lost, sent twice, changed on its way,
+or given back too early leaves the ledgers unequal.
 """
 
 from collections import deque
@@ -65,7 +65,9 @@ class StormEvaluator(Stormer):
 
     def close(self) -> Ledger:
         """Also check the buffer that nothing was to arrive in."""
-        self.ledger.expect((self.other == _UNTOUCHED).all(), "a request for weights was not ignored while one was open")
+        self.ledger.expect(
+            (self.other == _UNTOUCHED).all(), "a request for weights was not ignored while one was open"
+        )
         return self.ledger
 
     def report_vector(self) -> np.ndarray:
@@ -91,13 +93,19 @@ class StormActor(StormEvaluator):
         self.credits = self.scenario.limits.intake_in_flight * self.topology.replay_ranks
         nbytes, rows = self.scenario.intake_nbytes, self.credits + 2
         # Every second one from the port's memory.
-        self.batches = [batch for pair in zip(self.port.intake_memory(rows, nbytes), aligned_bytes(rows, nbytes)) for batch in pair]
+        self.batches = [
+            batch
+            for pair in zip(self.port.intake_memory(rows, nbytes), aligned_bytes(rows, nbytes))
+            for batch in pair
+        ]
         self.free = deque(range(len(self.batches)))
         self.in_flight: dict[int, tuple[int, int]] = {}
         self.count = 0
 
     def work(self) -> bool:
-        """Take back what has been received, send what there are credits for, ask for the end when enough is sent."""
+        """Take back what has been received, send what there are credits for, ask for the end when enough is
+        sent.
+        """
         self._take_back()
         owed = max(self.scenario.intake - self.count, self.scenario.weights - len(self.ledger.weights))
         if owed <= 0 and self.rng.random() < 0.1:
@@ -116,7 +124,9 @@ class StormActor(StormEvaluator):
             sealed = self.in_flight.pop(token, None)
             self.ledger.expect(sealed is not None, f"batch {token} came back twice")
             batch = self.batches[token]
-            self.ledger.expect(sealed is None or seal(batch[: sealed[0]]) == sealed, f"batch {token} was changed")
+            self.ledger.expect(
+                sealed is None or seal(batch[: sealed[0]]) == sealed, f"batch {token} was changed"
+            )
             batch[:] = _GIVEN_BACK
             self.free.append(token)
 
@@ -129,7 +139,9 @@ class StormActor(StormEvaluator):
         self.sent(INTAKE, ANY_REPLAY, self.in_flight[token])
         self.port.send_intake(token, message)
         self.count += 1
-        self.ledger.expect(len(self.in_flight) <= self.credits, f"more than {self.credits} batches on the wire")
+        self.ledger.expect(
+            len(self.in_flight) <= self.credits, f"more than {self.credits} batches on the wire"
+        )
         return True
 
     def _length(self) -> int:
@@ -177,13 +189,17 @@ class StormReplay(Stormer):
 
     def _take_intake(self, nbytes: int, actor_rank: int) -> None:
         self.got(INTAKE, actor_rank, seal(self.landing[:nbytes]))
-        self.ledger.expect((self.landing[nbytes:] == _UNTOUCHED).all(), "intake was written beyond its length")
+        self.ledger.expect(
+            (self.landing[nbytes:] == _UNTOUCHED).all(), "intake was written beyond its length"
+        )
         self.landing[:nbytes] = _UNTOUCHED
 
     def _check_priorities(self) -> None:
         """A priority message is valid until the next poll."""
         if self.priorities is not None:
-            self.ledger.expect(seal(self.priorities[0]) == self.priorities[1], "priorities changed before the next poll")
+            self.ledger.expect(
+                seal(self.priorities[0]) == self.priorities[1], "priorities changed before the next poll"
+            )
             self.priorities = None
 
     def _answer(self) -> bool:
@@ -258,7 +274,9 @@ class StormLearner(Stormer):
 
     def _take_sample(self) -> bool:
         if self.sample is not None:  # valid until the next call
-            self.ledger.expect(seal(self.sample[0]) == self.sample[1], "a sample batch changed while the learner had it")
+            self.ledger.expect(
+                seal(self.sample[0]) == self.sample[1], "a sample batch changed while the learner had it"
+            )
         arrived, self.sample = self.port.poll_sample(), None
         if arrived is None:
             return False

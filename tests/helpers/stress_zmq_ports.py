@@ -23,7 +23,9 @@ LONGEST_ROUND_S = 300.0
 
 def scenarios(job, topology: Topology, folder: Path) -> None:
     """Play all scenarios of the conformance suite; leave the ledgers of this rank."""
-    ledgers = {name: [_round(job, topology, name, seed) for seed in range(s.rounds)] for name, s in SCENARIOS.items()}
+    ledgers = {
+        name: [_round(job, topology, name, seed) for seed in range(s.rounds)] for name, s in SCENARIOS.items()
+    }
     stress_endless.write(folder / f"rank-{job.rank}", pickle.dumps(ledgers))
 
 

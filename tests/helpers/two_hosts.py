@@ -1,11 +1,13 @@
-"""Two hosts on one machine: namespaces of the kernel's, joined by one link, and an ssh that leads from the first to the second.
+"""Two hosts on one machine: namespaces of the kernel's, joined by one link, and an ssh that leads from the
+first to the second.
 
 Each host has its own network, name, processes, shared memory and view of them. All that runs on either is a
 descendant, by pid namespace, of the first host's first process, which lives until its standard input closes:
 the kernel then ends everything there, and takes the link away, even where this process was killed.
 
 The second host's processes lie within the first's, since a process can only go down into a pid namespace; the
-stand-in for ssh has to. So the first sees those of the second, under other numbers. No more is shared than files.
+stand-in for ssh has to. So the first sees those of the second, under other numbers. No more is shared than
+files.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _BESIDE = 16 << 20  # bytes of everything else: the start, requests, acknowledge
 # Stays until its input ends, whatever ends around it.
 _BECOME_A_HOST = "hostname $0 && mount -t tmpfs none /dev/shm && ip link set lo up && echo up && exec cat"
 _SSH = """#!/bin/sh
-# ssh [OPTIONS] ADDRESS COMMAND...: as ssh does, the command gets a shell, and next to nothing of the environment.
+# ssh [OPTIONS] ADDRESS COMMAND...: as ssh does, the command gets a shell, and next to nothing of the
+# environment.
 while case $1 in -*) true;; *) false;; esac; do shift; done
 case $1 in
 {places}
@@ -56,7 +59,7 @@ class Traffic(NamedTuple):
 
 
 def crossing(outcomes: dict[str, dict], on_second: set[int]) -> Traffic:
-    """Return the payloads of a storm (see ``port_conformance.judge``) that went from one host to the other."""
+    """Return the payloads of a storm (see ``port_conformance.judge``) that crossed the link."""
     ways = {(False, True): 0, (True, False): 0, (False, False): 0, (True, True): 0}
     for outcome in outcomes.values():
         for origin, to, nbytes in outcome["nbytes"]:
@@ -89,7 +92,11 @@ class TwoHosts:
 
     def over_ssh(self, host: int, command: list) -> list[str]:
         """Return the command that does so from the first host."""
-        return [str(self.ssh), ADDRESSES[host], f"cd {shlex.quote(str(self._root))} && {shlex.join(map(str, command))}"]
+        return [
+            str(self.ssh),
+            ADDRESSES[host],
+            f"cd {shlex.quote(str(self._root))} && {shlex.join(map(str, command))}",
+        ]
 
     def traffic(self) -> Traffic:
         """Return what has gone over the link, seen from the first host."""
@@ -98,10 +105,17 @@ class TwoHosts:
         return Traffic(sent=int(counts[8]), received=int(counts[0]))
 
     def limit_rate(self, bytes_per_s: int) -> None:
-        """Have either host send no faster than that; 0: as fast as it can. Raises :class:`CannotMakeHosts`."""
+        """Have either host send no faster than that; 0: as fast as it can.
+
+        Raises :class:`CannotMakeHosts`.
+        """
         for host in (0, 1):
             change = "del" if bytes_per_s == 0 else "add"
-            shape = [] if bytes_per_s == 0 else ["tbf", "rate", f"{bytes_per_s}bps", "burst", "64kb", "latency", "100ms"]
+            shape = (
+                []
+                if bytes_per_s == 0
+                else ["tbf", "rate", f"{bytes_per_s}bps", "burst", "64kb", "latency", "100ms"]
+            )
             _run([*self._enter(host), "tc", "qdisc", change, "dev", "eth0", "root", *shape])
 
     def close(self) -> None:
@@ -117,7 +131,8 @@ class TwoHosts:
         new = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
         holder = subprocess.Popen(
             [*inside, *new, "sh", "-c", _BECOME_A_HOST, name],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
         )  # fmt: skip
         self._holders.append(holder)
         said = holder.stdout.readline().strip()
@@ -133,7 +148,23 @@ class TwoHosts:
 
     def _link(self) -> None:
         first, second = map(str, self._pids)
-        _run(["ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second])
+        _run(
+            [
+                "ip",
+                "link",
+                "add",
+                "eth0",
+                "netns",
+                first,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                second,
+            ]
+        )
         for host, address in enumerate(ADDRESSES):
             _run([*self._enter(host), "ip", "addr", "add", f"{address}/24", "dev", "eth0"])
             _run([*self._enter(host), "ip", "link", "set", "eth0", "up"])

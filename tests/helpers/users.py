@@ -10,4 +10,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a second user is needed,
 
 def names_below(folder):
     """Return every path below, with what it leads to."""
-    return sorted((str(path.relative_to(folder)), path.is_file() and path.read_bytes()) for path in folder.rglob("*"))
+    return sorted(
+        (str(path.relative_to(folder)), path.is_file() and path.read_bytes()) for path in folder.rglob("*")
+    )

@@ -1,4 +1,7 @@
-"""What the tests with four ranks over ZeroMQ share: to wait for what is on its way, and whether all four still work afterwards."""
+"""What the tests with four ranks over ZeroMQ share.
+
+To wait for what is on its way, and whether all four still work afterwards.
+"""
 
 import time
 
@@ -36,12 +39,17 @@ def heard_all(port, before: int, refused: int) -> bool:
 
 
 def read_away(ranks) -> None:
-    """Read all that is still on its way, up to a mark from each side: answers, for ranks that have asked for nothing."""
+    """Read all that is still on its way, up to a mark from each side.
+
+    Answers, for ranks that have asked for nothing.
+    """
     for port in ranks.ports:
         port.wire._heads.clear()  # what is here already
         for link in port.wire._links.values():
             link.send(_MARK)
-    hubs = [(port.wire._hub, list(port.wire._hub._life_of)) for port in ranks.ports if port.wire._hub is not None]
+    hubs = [
+        (port.wire._hub, list(port.wire._hub._life_of)) for port in ranks.ports if port.wire._hub is not None
+    ]
     for hub, callers in hubs:
         _read_to_marks(hub, callers)
     ranks.ports[LEARNER].progress()  # answers who has asked for weights
@@ -68,7 +76,10 @@ def _read_to_marks(box, senders: list[int]) -> None:
 
 
 def goes_on(ranks) -> None:
-    """Check that all four ranks work: intake, a sample with priorities, weights, reports, and an end in order; nothing good is refused."""
+    """Check that all four ranks work.
+
+    Intake, a sample with priorities, weights, reports, and an end in order; nothing good is refused.
+    """
     learner, replay, evaluator, actor = ranks.ports
     weights = np.full(WEIGHTS, 1, np.uint8)
     weights[:16].view(np.int64)[1] = 2**63 - 1  # learner steps: as many as anybody asked for
@@ -100,7 +111,9 @@ def goes_on(ranks) -> None:
         if sample is not None:
             assert sample[0] == 0 and (sample[1] == 9).all()
             send_priorities(learner, 0, np.full(LIMITS.priority_nbytes, 3, np.uint8))
-        seen.update(["weights"] if actor.poll_weights() else [], ["taken"] if actor.completed_intake() == [7] else [])
+        seen.update(
+            ["weights"] if actor.poll_weights() else [], ["taken"] if actor.completed_intake() == [7] else []
+        )
         seen.update("report" for _ in learner.poll_reports())
 
     settle(step, lambda: seen == {"intake", "priorities", "weights", "taken", "report"})

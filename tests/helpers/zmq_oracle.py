@@ -1,4 +1,7 @@
-"""Which messages over ZeroMQ a rank takes, read off the protocol and not off the code; and a world of four ranks to send them to."""
+"""Which messages over ZeroMQ a rank takes, read off the protocol and not off the code.
+
+And a world of four ranks to send them to.
+"""
 
 import json
 import os
@@ -21,7 +24,10 @@ LARGEST = (1 << 20) + (1 << 20)  # bytes of a frame, over which ZeroMQ cuts the 
 
 
 class FourRanks:
-    """The real ports of four ranks over real sockets, all in this process; only their making needs threads, as it is collective."""
+    """The real ports of four ranks over real sockets, all in this process.
+
+    Only their making needs threads, as it is collective.
+    """
 
     def __init__(self, folder):
         self.worlds = self._on_each(lambda rank: World(rank, 4, f"ipc://{folder}", b"t" * 16))
@@ -95,7 +101,9 @@ def is_request(message: dict) -> bool:
 def is_ack(message: dict) -> bool:
     """Whether a rank may acknowledge a checkpoint so."""
     types = {"number": int, "error": int, "state": dict}
-    has_fields = message.get("kind") == "checkpoint written" and all(type(message.get(name)) is kind for name, kind in types.items())
+    has_fields = message.get("kind") == "checkpoint written" and all(
+        type(message.get(name)) is kind for name, kind in types.items()
+    )
     return has_fields and 0 <= message["error"] <= 4095
 
 
@@ -109,7 +117,11 @@ def learner_takes(frames: list[bytes], rank: int) -> str | None:
         return "stop request"
     if message.get("kind") == "report" and type(values := message.get("values")) is list:
         length = len(REPORT_FIELDS[TOPOLOGY.role(rank)[0]])
-        return "report" if len(values) == length and all(type(v) is float or is_whole(v) for v in values) else None
+        return (
+            "report"
+            if len(values) == length and all(type(v) is float or is_whole(v) for v in values)
+            else None
+        )
     if message.get("kind") == "epsilon taken":
         return "acknowledgement" if rank == ACTOR else None
     return "acknowledgement" if is_ack(message) else None

@@ -1,4 +1,7 @@
-"""Jobs over two hosts on one machine (see ``two_hosts``); where there can be none the tests are skipped and say why."""
+"""Jobs over two hosts on one machine (see ``two_hosts``).
+
+Where there can be none the tests are skipped and say why.
+"""
 
 import itertools
 import shlex
@@ -46,7 +49,10 @@ def outcomes(storm):
 
 @pytest.fixture(scope="session")
 def mpirun_command(hosts):
-    """Return ``mpirun_command(slots, *options) -> list``: what to put before a command to run it on ``slots[i]`` ranks of host i."""
+    """Return ``mpirun_command(slots, *options) -> list``.
+
+    What to put before a command to run it on ``slots[i]`` ranks of host i.
+    """
 
     def command(slots: tuple[int, int], *options: str) -> list[str]:
         places = ",".join(f"{address}:{n}" for address, n in zip(ADDRESSES, slots))
@@ -59,13 +65,17 @@ def mpirun_command(hosts):
 @pytest.fixture(scope="session")
 def ssh(hosts):
     """The environment in which mpirun reaches the other host."""
-    # It cannot know that the hosts share their cores: without, each collective call takes a core until all have made it.
+    # It cannot know that the hosts share their cores: without, each collective call takes a core until all
+    # have made it.
     return {"PRTE_MCA_plm_ssh_agent": str(hosts.ssh), "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 @pytest.fixture(scope="session")
 def zmq_groups(hosts):
-    """Return ``zmq_groups(first, second, command) -> list``: runs it as so many ranks over ZeroMQ on each host, on the second by ssh."""
+    """Return ``zmq_groups(first, second, command) -> list``.
+
+    Runs it as so many ranks over ZeroMQ on each host, on the second by ssh.
+    """
     ports = itertools.count(5555)
     environment = ["env", f"PYTHONPATH={ROOT}:{HELPERS}", "APEX_TOKEN=" + "5a" * 16]
 
@@ -74,6 +84,8 @@ def zmq_groups(hosts):
         spawn = [*environment, sys.executable, "-m", "launch.run.spawn"]
         here = [*spawn, "--first", 0, "-n", first, *job]
         there = hosts.over_ssh(1, [*spawn, "--first", first, "-n", second, *job])
-        return hosts.on(0, ["sh", "-c", BOTH.format(first=shlex.join(map(str, here)), second=shlex.join(there))])
+        return hosts.on(
+            0, ["sh", "-c", BOTH.format(first=shlex.join(map(str, here)), second=shlex.join(there))]
+        )
 
     return command

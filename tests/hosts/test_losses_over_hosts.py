@@ -1,4 +1,7 @@
-"""A run over two hosts, with ``--tolerate actors``, that loses an actor of the second host: it goes on, and ends in order."""
+"""A run over two hosts, with ``--tolerate actors``, that loses an actor of the second host.
+
+It goes on, and ends in order.
+"""
 
 import os
 import shlex
@@ -11,7 +14,8 @@ from apex.run_folder import RunFolder
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SETTINGS = [
-    "run.log_period_s=0.2", "run.stop_at_target=false", "run.max_learner_steps=1000000000", "evaluator.episodes=2", "replay.min_size=200",
+    "run.log_period_s=0.2", "run.stop_at_target=false", "run.max_learner_steps=1000000000",
+    "evaluator.episodes=2", "replay.min_size=200",
     "learner.batch_size=16", "run.fault_tolerance=actors",
 ]  # fmt: skip
 HAPPENS_S, ENDS_S, LAST = 120, 90, 4
@@ -29,7 +33,14 @@ def train(tmp_path):
 
     def command(transport: str) -> list:
         values = [*SETTINGS, f"run.transport={transport}", f"run.directory={tmp_path / 'runs'}"]
-        return [sys.executable, "-m", "launch.cli.main", "train", "cartpole", *(text for value in values for text in ("--set", value))]
+        return [
+            sys.executable,
+            "-m",
+            "launch.cli.main",
+            "train",
+            "cartpole",
+            *(text for value in values for text in ("--set", value)),
+        ]
 
     return command
 
@@ -41,7 +52,10 @@ def row(folder: RunFolder, name: str) -> int:
 
 
 def lose_one(job, folder: RunFolder) -> int:
-    """Kill the last actor; wait until it is replaced and more has come of it; return the process of the learner."""
+    """Kill the last actor; wait until it is replaced and more has come of it.
+
+    Return the process of the learner.
+    """
     job.wait_until(lambda: row(folder, "learner_steps") > 0, HAPPENS_S, "training")
     learner = job.rank(0)  # of the start: one that takes a place is rank 0 of a world of its own
     os.kill(job.rank(LAST), signal.SIGKILL)
@@ -62,7 +76,9 @@ def test_over_mpi(mpirun_command, ssh, start, train, folder):
 
 def test_over_zmq(hosts, zmq_groups, start, train, folder):
     command = zmq_groups(3, 2, train("zmq"))
-    command[-1] = command[-1].replace("launch.run.spawn ", f"launch.run.spawn {shlex.join(['--may-lose', '2', '--lives', '3'])} ")
+    command[-1] = command[-1].replace(
+        "launch.run.spawn ", f"launch.run.spawn {shlex.join(['--may-lose', '2', '--lives', '3'])} "
+    )
     job = start(command)
     os.kill(lose_one(job, folder), signal.SIGUSR1)
     assert job.wait(ENDS_S).returncode == 0

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from places import HELPERS, ROOT
 
-WHO = "import json, os; print(json.dumps([os.uname().nodename, os.readlink('/proc/self/ns/pid'), os.listdir('/dev/shm')]))"
+SEEN = "[os.uname().nodename, os.readlink('/proc/self/ns/pid'), os.listdir('/dev/shm')]"
+WHO = f"import json, os; print(json.dumps({SEEN}))"
 LEND = """
 import json
 from mpi4py import MPI
@@ -36,7 +37,9 @@ time.sleep(1000)
 
 
 def test_each_host_has_its_own_name_processes_and_shared_memory(hosts, run_to_end):
-    here, there = (json.loads(run_to_end(hosts.on(host, [sys.executable, "-c", WHO])).stdout) for host in (0, 1))
+    here, there = (
+        json.loads(run_to_end(hosts.on(host, [sys.executable, "-c", WHO])).stdout) for host in (0, 1)
+    )
     assert (here[0], there[0]) == ("apex-a", "apex-b")
     assert len({here[1], there[1], os.readlink("/proc/self/ns/pid")}) == 3
     assert here[2] == there[2] == []
@@ -63,7 +66,9 @@ def test_ranks_lend_memory_to_those_of_their_own_host_and_to_no_others(mpirun_co
 def test_nothing_on_a_host_survives_the_process_that_made_it(tmp_path, number):
     seconds = f"{time.time_ns()}"  # an argument that no other process has
     maker = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path, seconds], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(HELPERS)}
+        [sys.executable, "-c", HOLD, tmp_path, seconds],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(HELPERS)},
     )
     assert maker.stdout.readline() == b"up\n"
     _until(lambda: len(_sleeping(seconds)) == 2)
@@ -74,7 +79,9 @@ def test_nothing_on_a_host_survives_the_process_that_made_it(tmp_path, number):
 
 def _sleeping(seconds: str) -> list[str]:
     """Return the processes that sleep for so long."""
-    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if _read(path) == f"sleep\0{seconds}\0".encode()]
+    return [
+        path for path in Path("/proc").glob("[0-9]*/cmdline") if _read(path) == f"sleep\0{seconds}\0".encode()
+    ]
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,6 @@
-"""The ZeroMQ transport between two hosts against the conformance suite of ports, one group of ranks started on each."""
+"""The ZeroMQ transport between two hosts against the conformance suite of ports, one group of ranks started
+on each.
+"""
 
 import pickle
 import sys

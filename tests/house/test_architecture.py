@@ -8,7 +8,11 @@ from places import ROOT
 from apex.transport.wire import CONTROLS, KINDS
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-ROWS = {cells[0]: cells[1:] for line in PAGE.splitlines() if line.startswith("|") and (cells := line.strip("| ").split(" | "))}
+ROWS = {
+    cells[0]: cells[1:]
+    for line in PAGE.splitlines()
+    if line.startswith("|") and (cells := line.strip("| ").split(" | "))
+}
 
 sys.path.insert(0, str(ROOT / "tests"))
 from sizes import sizes  # noqa: E402
@@ -17,7 +21,12 @@ from sizes import sizes  # noqa: E402
 def test_every_data_message_has_its_line():
     for kind, spec in KINDS.items():
         senders, receivers, _, flow, on_loss = ROWS[str(kind)]
-        assert [senders, receivers, flow, on_loss] == [", ".join(spec.senders), ", ".join(spec.receivers), spec.flow, spec.on_loss]
+        assert [senders, receivers, flow, on_loss] == [
+            ", ".join(spec.senders),
+            ", ".join(spec.receivers),
+            spec.flow,
+            spec.on_loss,
+        ]
 
 
 def test_every_control_message_has_its_line():

@@ -33,7 +33,10 @@ def name_of(path):
 
 
 def imported(path, in_strings=True):
-    """Return the dotted names that a file imports: statements anywhere in it and, unless told not to, module names in strings."""
+    """Return the dotted names that a file imports.
+
+    Statements anywhere in it and, unless told not to, module names in strings.
+    """
     package = path.relative_to(ROOT).parent.parts
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -43,7 +46,12 @@ def imported(path, in_strings=True):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{module}.{alias.name}" for alias in node.names}
-        elif in_strings and isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_module(node.value):
+        elif (
+            in_strings
+            and isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _is_module(node.value)
+        ):
             names.add(node.value)
     return names
 
@@ -96,7 +104,10 @@ def module_of(path):
 
 
 def our_module(name, modules):
-    """Return the module of ours that a dotted name leads to, or None: the rest of the name is in that module."""
+    """Return the module of ours that a dotted name leads to, or None.
+
+    The rest of the name is in that module.
+    """
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name or None
@@ -128,14 +139,20 @@ LAUNCH_ROOMS = {"run": set(), "bench": {"run"}, "cli": {"run", "bench"}}
 @pytest.mark.parametrize("room", LAUNCH_ROOMS)
 def test_the_rooms_of_launch_stand_on_each_other_one_way(room):
     for path in sources(f"launch/{room}"):
-        names = imported(path, in_strings=False)  # ranks are started by the command itself, which is no import
-        others = {name.split(".")[1] for name in names if name.startswith("launch.") and "." in name} & LAUNCH_ROOMS.keys()
+        names = imported(
+            path, in_strings=False
+        )  # ranks are started by the command itself, which is no import
+        others = {
+            name.split(".")[1] for name in names if name.startswith("launch.") and "." in name
+        } & LAUNCH_ROOMS.keys()
         assert others <= LAUNCH_ROOMS[room] | {room}, name_of(path)
 
 
 def symbols_of(object_file):
     """Return what an object file of the C part defines, and what it takes from others."""
-    lines = subprocess.run(["nm", object_file], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["nm", object_file], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     kinds = [line.split()[-2:] for line in lines]
     return {name for kind, name in kinds if kind in "TDRB"}, {name for kind, name in kinds if kind == "U"}
 
@@ -144,8 +161,13 @@ def symbols_of(object_file):
 def test_no_files_of_c_call_each_other_in_a_circle():
     objects = sorted((ROOT / "native" / "build").glob("*.o"))
     assert objects, "run: make native"
-    symbols = {path.stem.removeprefix("avx2_").removeprefix("portable_"): symbols_of(path) for path in objects}
-    graph = {name: {other for other in symbols if symbols[other][0] & needed} - {name} for name, (_, needed) in symbols.items()}
+    symbols = {
+        path.stem.removeprefix("avx2_").removeprefix("portable_"): symbols_of(path) for path in objects
+    }
+    graph = {
+        name: {other for other in symbols if symbols[other][0] & needed} - {name}
+        for name, (_, needed) in symbols.items()
+    }
     assert len(graph) > 8 and not in_a_circle(graph)
 
 
@@ -157,7 +179,9 @@ def test_a_circle_is_found_however_long_it_is():
 ON_TENSORS = {"replay_rank/index/_tensor.py", "replay_rank/index/torch.py", "replay_rank/index/rank_torch.py"}
 
 
-@pytest.mark.parametrize("path", [p for p in sources("replay_rank", "native") if name_of(p) not in ON_TENSORS], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [p for p in sources("replay_rank", "native") if name_of(p) not in ON_TENSORS], ids=name_of
+)
 def test_no_file_of_the_replay_rank_but_the_indexes_of_torch_imports_torch(path):
     assert "torch" not in packages_imported(path)
 
@@ -174,22 +198,30 @@ from launch.run import rank, roles
 from launch.run.local import make_ports
 config, spec = load("cartpole"), EnvSpec((4,), "float32", 1, 2)
 topology = make(config)
-role = roles.build(config, spec, topology, 1, make_ports(topology, limits(config, spec))[1], RunFolder("."), "cartpole")
+port = make_ports(topology, limits(config, spec))[1]
+role = roles.build(config, spec, topology, 1, port, RunFolder("."), "cartpole")
 role.step()
 print("torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("program", ["import sys, replay_rank.service; print('torch' in sys.modules)", REPLAY_RANK_AT_WORK])
+@pytest.mark.parametrize(
+    "program", ["import sys, replay_rank.service; print('torch' in sys.modules)", REPLAY_RANK_AT_WORK]
+)
 def test_a_replay_rank_at_work_has_not_loaded_torch(program):
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_importing_the_command_loads_no_heavy_library():
-    program = "import sys, launch.cli.main; print({'torch', 'mpi4py', 'gymnasium', 'matplotlib', 'tensorboard', 'rich'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    heavy = {"torch", "mpi4py", "gymnasium", "matplotlib", "tensorboard", "rich"}
+    program = f"import sys, launch.cli.main; print({heavy} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
 
 
@@ -219,7 +251,9 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch, source, fo
 
 
 def test_a_field_name_is_not_taken_for_a_module():
-    assert not _is_module("learner.batch_size") and _is_module("learner.importance") and _is_module("apex.envs")
+    assert (
+        not _is_module("learner.batch_size") and _is_module("learner.importance") and _is_module("apex.envs")
+    )
 
 
 # --- floors ---------------------------------------------------------------------------------------------
@@ -240,7 +274,10 @@ def test_no_chain_of_imports_inside_a_folder_has_more_floors(folder, most):
     paths = {module_of(path): path for path in sources(folder)}
     graph = {}
     for module, path in paths.items():
-        graph[module] = {our_module(name, paths) for name in imported(path, in_strings=False)} - {None, module}
+        graph[module] = {our_module(name, paths) for name in imported(path, in_strings=False)} - {
+            None,
+            module,
+        }
     assert floors(graph) <= most
 
 

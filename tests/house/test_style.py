@@ -1,4 +1,7 @@
-"""How the product is written, read from the source: whole interfaces, own names, short functions and files."""
+"""How the product is written, read from the source.
+
+Whole interfaces, own names, short functions and files.
+"""
 
 import ast
 import re
@@ -13,7 +16,8 @@ C_FILES = sorted((ROOT / "native").glob("*.[ch]"))
 LONGEST_FUNCTION, LONGEST_MODULE = 60, 500
 
 PROBES = {"getattr", "hasattr", "setattr", "delattr"}
-# Documented, in spite of the underscore: of named tuples, of ``os``, and torch's operations on lists of tensors.
+# Documented, in spite of the underscore: of named tuples, of ``os``, and torch's operations on lists of
+# tensors.
 DOCUMENTED = re.compile(r"_replace|_asdict|_fields|_make|_exit|_foreach_\w+")
 
 
@@ -108,7 +112,9 @@ def test_every_module_says_what_it_is_for(path):
 # --- the readers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["hasattr(port, 'state')", "x = getattr(comm, 'life', 0)", "def f(p):\n    setattr(p, 'a', 1)"])
+@pytest.mark.parametrize(
+    "source", ["hasattr(port, 'state')", "x = getattr(comm, 'life', 0)", "def f(p):\n    setattr(p, 'a', 1)"]
+)
 def test_a_probe_is_found_wherever_it_stands(source):
     assert len(probes(list(ast.walk(ast.parse(source))))) == 1
 
@@ -118,14 +124,17 @@ def test_other_calls_are_no_probes(source):
     assert not probes(list(ast.walk(ast.parse(source))))
 
 
-@pytest.mark.parametrize("source", ["port._send()", "intake._free = []", "from apex.role import _end", "self.n_step._returns"])
+@pytest.mark.parametrize(
+    "source", ["port._send()", "intake._free = []", "from apex.role import _end", "self.n_step._returns"]
+)
 def test_a_private_name_of_another_file_is_found(source):
     assert len(foreign_privates(list(ast.walk(ast.parse(source))))) == 1
 
 
 OWN_PRIVATES = [
     "class A:\n    def f(self):\n        return self._x + super()._y",
-    "class A:\n    def __init__(self):\n        self._x = 1\n    def same(self, other):\n        return self._x == other._x",
+    "class A:\n    def __init__(self):\n        self._x = 1\n"
+    "    def same(self, other):\n        return self._x == other._x",
     "class A:\n    def _f(self): ...\ndef g(a):\n    return a._f()",
     "point._replace(x=1)",
     "os._exit(1)",
@@ -136,6 +145,11 @@ OWN_PRIVATES = [
 @pytest.mark.parametrize("source", OWN_PRIVATES)
 def test_a_private_name_of_the_file_itself_may_be_used(source):
     assert not foreign_privates(list(ast.walk(ast.parse(source))))
+
+
+def test_the_names_of_tests_have_fewer_than_90_characters():
+    names = [node.name for path in TESTS for node in nodes_of(path) if isinstance(node, ast.FunctionDef)]
+    assert not [name for name in names if name.startswith("test_") and len(name) >= 90]
 
 
 @pytest.mark.parametrize("path", [path for path in PRODUCT if path.name != "variables.py"], ids=name_of)

@@ -39,9 +39,11 @@ def test_batch_weights_are_the_formula_divided_by_the_largest_in_the_batch(beta)
     assert weight.dtype == np.float32 and weight.max() == 1.0
 
 
-def test_a_global_weight_does_not_depend_on_the_other_rows_of_the_batch_and_a_batch_weight_does():
+def test_a_global_weight_does_not_depend_on_the_other_rows_and_a_batch_weight_does():
     for normalizer, same in (("global", True), ("batch", False)):
-        alone, together = (ImportanceWeights(0.4, normalizer, 1)(0, views(MASS, rows))[0] for rows in ([1], [1, 2]))
+        alone, together = (
+            ImportanceWeights(0.4, normalizer, 1)(0, views(MASS, rows))[0] for rows in ([1], [1, 2])
+        )
         assert (alone == together) == same
 
 
@@ -60,11 +62,14 @@ def test_larger_probability_means_smaller_weight():
 
 
 def drawn_raw(mass, row, beta, everything):
-    """(1 / (size * probability))^beta for one of two ranks asked in turn: size of both, half the rank's probability."""
+    """(1 / (size * probability))^beta for one of two ranks asked in turn.
+
+    Size of both, half the rank's probability.
+    """
     return (1.0 / (everything * (mass[row] / sum(mass)) / 2)) ** beta
 
 
-def test_with_several_replay_ranks_the_weights_are_those_of_the_probability_of_being_drawn_at_all():
+def test_with_several_replay_ranks_weights_use_the_probability_of_being_drawn_at_all():
     other = np.array([1.0, 1.0, 0.01])
     importance = ImportanceWeights(0.4, "global", 2)
     alone = importance(0, views(MASS, [0]))[0]

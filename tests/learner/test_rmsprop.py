@@ -29,7 +29,9 @@ def formula(gradients, lr=LR, decay=DECAY, eps=EPS):
 
 
 def same_order(gradients, lr=LR, decay=DECAY, eps=EPS):
-    """Return the parameters after each step, in float32 and in the order of operations that the class documents."""
+    """Return the parameters after each step, in float32 and in the order of operations that the class
+    documents.
+    """
     f = np.float32
     mean, variance, parameter = (np.zeros_like(gradients[0]) for _ in range(3))
     kept = []

@@ -1,4 +1,7 @@
-"""Who is lost, who is silent, and who takes which place on the ladder. The ports are made here; ``test_tolerance`` has real ones."""
+"""Who is lost, who is silent, and who takes which place on the ladder. The ports are made here.
+
+``test_tolerance`` has real ones.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +20,8 @@ from learner.supervisor import Supervisor
 
 TOPOLOGY = Topology(6, 1)  # three actors, of ranks 3 to 5
 CONFIG = load("cartpole", [
-    "run.fault_tolerance=actors", "run.heartbeat_timeout_s=10", "run.shutdown_timeout_s=8", "run.max_replacements=2",
+    "run.fault_tolerance=actors", "run.heartbeat_timeout_s=10", "run.shutdown_timeout_s=8",
+    "run.max_replacements=2",
 ])  # fmt: skip
 
 
@@ -89,14 +93,16 @@ def let_pass(it, clock, seconds: float) -> None:
         it.step()
 
 
-def test_a_new_process_begins_with_the_last_counters_of_the_old_one_and_with_a_number_of_its_own(it):
+def test_a_new_process_begins_with_the_counters_of_the_old_one_and_its_own_number(it):
     vector = Counters(ACTOR).vector() + 7
     it.run_log.hub.update(ACTOR, 1, vector)
     for _ in range(2):
         it.port.changes = [Change(4, LOST, "killed")]
         it.step()
     (rank, first), (_, second) = it.port.replaced
-    assert rank == 4 and first["counters"] == vector.tolist() and first["folder"] == str(it.run_log.folder.path)
+    assert (
+        rank == 4 and first["counters"] == vector.tolist() and first["folder"] == str(it.run_log.folder.path)
+    )
     assert first["life"] != second["life"]
     assert it.counters["actors_lost"] == 2 and it.checkpoints.absent == {4}
     it.port.changes = [Change(4, REPLACED, "")]
@@ -108,7 +114,10 @@ def test_the_third_loss_of_one_rank_ends_the_run_and_those_of_others_do_not_coun
     it.port.changes = [Change(rank, LOST, "killed") for rank in (4, 4, 3, 3, 5)]
     it.step()
     it.port.changes = [Change(4, LOST, "killed")]
-    with pytest.raises(RuntimeError, match=r"actor 1 \(rank 4\) was lost again .* after 2 replacements \(run.max_replacements\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"actor 1 \(rank 4\) was lost again .* after 2 replacements \(run.max_replacements\)",
+    ):
         it.step()
 
 
@@ -184,12 +193,21 @@ def test_where_nobody_takes_a_lost_actors_place_those_left_share_the_whole_ladde
 
 
 def test_whoever_joins_where_another_is_lost_for_good_takes_its_part_of_the_shared_ladder(it):
-    it.port.changes = [Change(4, LOST, "killed"), Change(5, LOST, "killed"), Change(4, NOT_REPLACED, "no slots")]
+    it.port.changes = [
+        Change(4, LOST, "killed"),
+        Change(5, LOST, "killed"),
+        Change(4, NOT_REPLACED, "no slots"),
+    ]
     it.step()
-    assert it.checkpoints.told[3] == EpsilonAssignment(0, 1), "the only one that is there has the whole ladder"
+    assert it.checkpoints.told[3] == EpsilonAssignment(0, 1), (
+        "the only one that is there has the whole ladder"
+    )
     it.port.changes = [Change(5, REPLACED, "")]
     it.step()
-    assert [it.checkpoints.told[rank] for rank in (3, 5)] == [EpsilonAssignment(0, 2), EpsilonAssignment(1, 2)]
+    assert [it.checkpoints.told[rank] for rank in (3, 5)] == [
+        EpsilonAssignment(0, 2),
+        EpsilonAssignment(1, 2),
+    ]
 
 
 def test_a_run_without_any_actor_fails_and_waits_for_none(it):
@@ -198,13 +216,19 @@ def test_a_run_without_any_actor_fails_and_waits_for_none(it):
     it.port.changes = [Change(5, LOST, "killed")]
     it.step()
     it.port.changes = [Change(5, NOT_REPLACED, "no slots")]
-    with pytest.raises(RuntimeError, match="the last actor was lost, and no process can be started: no slots"):
+    with pytest.raises(
+        RuntimeError, match="the last actor was lost, and no process can be started: no slots"
+    ):
         it.step()
 
 
 def test_an_actor_explores_from_its_new_place_on_and_answers():
     answers, rung = [], EpsilonAssignment(1, 2)
-    port = type("ActorPort", (Port,), {"intake_memory": staticmethod(aligned_bytes), "acknowledge": staticmethod(answers.append)})
+    port = type(
+        "ActorPort",
+        (Port,),
+        {"intake_memory": staticmethod(aligned_bytes), "acknowledge": staticmethod(answers.append)},
+    )
     actor = Actor(CONFIG, env_spec(CONFIG.env), port, 2, 3)
     actor.on_request(rung)
     assert (actor.epsilons == actor_epsilons(CONFIG.actor, 1, 2)).all() and len(answers) == 1

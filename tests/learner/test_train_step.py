@@ -26,7 +26,9 @@ def one_thread():
 
 
 def make_config(learner=None, algorithm=None, seed=0):
-    learner = {"batch_size": BATCH, "learning_rate": 0.01, "max_grad_norm": 1e6, "target_period": 1000} | (learner or {})
+    learner = {"batch_size": BATCH, "learning_rate": 0.01, "max_grad_norm": 1e6, "target_period": 1000} | (
+        learner or {}
+    )
     algorithm = {"hidden": 5} | (algorithm or {})
     return from_tables([("test", {"learner": learner, "algorithm": algorithm, "run": {"seed": seed}})])
 
@@ -44,7 +46,11 @@ def sample(spec=SPEC, seed=0, scale=2.0):
     rng, layout = np.random.default_rng(seed), sample_layout(spec, BATCH)
     views = layout.views(aligned_bytes(layout.nbytes))
     for name in ("obs", "next_obs"):
-        views[name][:] = rng.integers(0, 256, views[name].shape) if spec.frame_dtype == "uint8" else rng.normal(size=views[name].shape)
+        views[name][:] = (
+            rng.integers(0, 256, views[name].shape)
+            if spec.frame_dtype == "uint8"
+            else rng.normal(size=views[name].shape)
+        )
     views["action"][:] = rng.integers(spec.num_actions, size=BATCH)
     views["reward"][:] = scale * rng.normal(size=BATCH)
     views["discount"][:] = [0.99**3, 0.0, 0.99, 0.99**3, 0.99**2, 0.0]
@@ -124,7 +130,10 @@ def test_loss_priorities_and_gradient_are_those_of_the_formulas(double, dueling)
 
     result = step(views, weight)
     assert result.loss == pytest.approx(loss, rel=1e-5)
-    assert result.priority == pytest.approx(np.abs(error), rel=1e-4, abs=1e-5) and result.priority.dtype == np.float32
+    assert (
+        result.priority == pytest.approx(np.abs(error), rel=1e-4, abs=1e-5)
+        and result.priority.dtype == np.float32
+    )
     assert result.td_error == pytest.approx(np.abs(error).mean(), rel=1e-5)
     assert result.q_value == pytest.approx((goal - error).mean(), rel=1e-4, abs=1e-5)
     assert result.grad_norm == pytest.approx(norm(gradient), rel=1e-4)
@@ -136,7 +145,9 @@ def test_double_learning_makes_a_difference_in_these_tests():
     step = make_step()
     views, _ = sample()
     online, target = state_of(step.online), state_of(step.target)
-    assert not np.allclose(goal_by_hand(online, target, views, True), goal_by_hand(online, target, views, False))
+    assert not np.allclose(
+        goal_by_hand(online, target, views, True), goal_by_hand(online, target, views, False)
+    )
 
 
 def test_the_priority_is_the_td_error_before_weighting():
@@ -170,7 +181,9 @@ def test_a_gradient_is_clipped_to_the_global_norm_and_a_smaller_one_is_left_alon
     free = make_step()
     full = free(views, weight).grad_norm
     step = make_step(learner={"max_grad_norm": share * full})
-    assert step(views, weight).grad_norm == pytest.approx(full, rel=1e-6), "the norm told is that before clipping"
+    assert step(views, weight).grad_norm == pytest.approx(full, rel=1e-6), (
+        "the norm told is that before clipping"
+    )
     for clipped, whole in zip(step.online.parameters(), free.online.parameters()):
         assert torch.allclose(clipped.grad, min(1.0, share) * whole.grad, rtol=1e-4, atol=1e-8)
 
@@ -178,7 +191,8 @@ def test_a_gradient_is_clipped_to_the_global_norm_and_a_smaller_one_is_left_alon
 FIRST_STEP = {
     # With one gradient both averages are corrected back to it.
     "adam": lambda g, lr, eps: lr * g / (np.abs(g) + eps),
-    # decay 0.9: averages are 0.1 g and 0.1 g^2, so the variance is 0.1 g^2 - 0.01 g^2; epsilon is inside the root.
+    # decay 0.9: averages are 0.1 g and 0.1 g^2, so the variance is 0.1 g^2 - 0.01 g^2; epsilon is inside the
+    # root.
     "rmsprop": lambda g, lr, eps: lr * g / np.sqrt(0.09 * g**2 + eps),
 }
 
@@ -258,7 +272,9 @@ def test_a_gradient_that_is_not_finite_raises_and_changes_nothing_not_even_the_o
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_a_step_that_breaks_a_parameter_raises_and_changes_nothing_not_even_the_optimiser(optimizer, steps_before):
+def test_a_step_that_breaks_a_parameter_raises_and_changes_nothing_not_even_the_optimiser(
+    optimizer, steps_before
+):
     step, undisturbed = (make_step(learner={"optimizer": optimizer}) for _ in range(2))
     for i in range(steps_before):
         step(*sample(seed=i)), undisturbed(*sample(seed=i))
@@ -328,7 +344,13 @@ def test_the_state_holds_both_networks_the_optimiser_and_the_step_count():
     step = make_step()
     step(*sample())
     state = step.state_dict()
-    assert state["learner_steps"] == 1 and set(state) == {"online", "target", "optimizer", "learner_steps", "random"}
+    assert state["learner_steps"] == 1 and set(state) == {
+        "online",
+        "target",
+        "optimizer",
+        "learner_steps",
+        "random",
+    }
     assert torch.equal(state["target"]["torso.1.weight"], step.target.torso[1].weight)
     assert torch.equal(state["online"]["torso.1.weight"], step.online.torso[1].weight)
     assert len(state["optimizer"]["state"]) == len(list(step.online.parameters()))

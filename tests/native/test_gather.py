@@ -54,7 +54,20 @@ def test_a_row_outside_of_base_or_out_is_refused_and_nothing_is_written(offsets,
 
 
 def test_the_edges_are_inside():
-    assert gather(np.arange(10, dtype=np.uint8), np.array([0, 6, -(2**63)]), 4).tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 0, 0, 0, 0]
+    assert gather(np.arange(10, dtype=np.uint8), np.array([0, 6, -(2**63)]), 4).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        6,
+        7,
+        8,
+        9,
+        0,
+        0,
+        0,
+        0,
+    ]
     assert gather(np.empty(0, np.uint8), np.array([], np.int64), 4).size == 0
     assert gather(np.empty(0, np.uint8), np.array([-1]), 4).tolist() == [0] * 4
 
@@ -64,8 +77,10 @@ def test_unfit_arrays_are_told():
     sealed = np.zeros(8, np.uint8)
     sealed.flags.writeable = False
     for arguments in (
-        (base[::2], offset, 4, out), (base, offset.astype(np.int32), 4, out), (base, offset.reshape(1, 2), 4, out),
-        (base, offset.astype(">i8"), 4, out), (base, [0, 0], 4, out), (base, offset, 4, sealed), (base, offset, 4, out[::-1]),
+        (base[::2], offset, 4, out), (base, offset.astype(np.int32), 4, out),
+        (base, offset.reshape(1, 2), 4, out),
+        (base, offset.astype(">i8"), 4, out), (base, [0, 0], 4, out), (base, offset, 4, sealed),
+        (base, offset, 4, out[::-1]),
         (None, offset, 4, out),
     ):  # fmt: skip
         with pytest.raises(native.Unfit):

@@ -1,4 +1,7 @@
-"""The Python module over `segment_tree.h`: which arrays it takes, what it raises, and what it leaves behind."""
+"""The Python module over `segment_tree.h`.
+
+Which arrays it takes, what it raises, and what it leaves behind.
+"""
 
 import copy
 import pickle
@@ -60,7 +63,9 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 SPOILED = {
-    "of half the size": lambda array: array.astype({"i": np.int32, "u": np.uint32, "f": np.float32}[array.dtype.kind]),
+    "of half the size": lambda array: array.astype(
+        {"i": np.int32, "u": np.uint32, "f": np.float32}[array.dtype.kind]
+    ),
     "of another type": lambda array: array.view(np.float64 if array.dtype.kind == "i" else np.int64),
     "of the other sign": lambda array: array.view(np.int64 if array.dtype.kind == "u" else np.uint64),
     "of times": lambda array: array.view("m8[s]"),
@@ -78,9 +83,20 @@ SPOILED = {
     "longer": lambda array: np.append(array, array[:1]),
     "empty": lambda array: array[:0],
 }
-CASES = [(method, at, spoil) for method, (arrays, _) in calls().items() for at in range(len(arrays)) for spoil in SPOILED]
-CASES += [(method, at, "read-only") for method, (arrays, first) in calls().items() for at in range(first, len(arrays))]
-CASES = [case for case in CASES if case[0] != "set_range" or case[2] not in ("longer", "empty")]  # any length is right there
+CASES = [
+    (method, at, spoil)
+    for method, (arrays, _) in calls().items()
+    for at in range(len(arrays))
+    for spoil in SPOILED
+]
+CASES += [
+    (method, at, "read-only")
+    for method, (arrays, first) in calls().items()
+    for at in range(first, len(arrays))
+]
+CASES = [
+    case for case in CASES if case[0] != "set_range" or case[2] not in ("longer", "empty")
+]  # any length is right there
 
 
 @pytest.mark.parametrize(("method", "at", "spoil"), CASES)
@@ -111,7 +127,8 @@ def test_good_arrays_are_taken_read_only_ones_too(kind):
 @pytest.mark.parametrize(
     ("method", "at", "bad", "row"),
     [
-        ("set", 0, -1, 2), ("set", 0, CAPACITY, 1), ("set", 1, np.nan, 1), ("set", 1, np.inf, 0), ("set", 1, -5e-324, 2),
+        ("set", 0, -1, 2), ("set", 0, CAPACITY, 1), ("set", 1, np.nan, 1), ("set", 1, np.inf, 0),
+        ("set", 1, -5e-324, 2),
         ("set_range", 0, np.nan, 2), ("get", 0, CAPACITY, 2), ("get", 0, -1, 0), ("load", 0, -np.inf, 5),
         ("find_prefix", 0, np.nan, 1), ("find_prefix", 0, -1.0, 0),
     ],
@@ -178,7 +195,10 @@ def test_errors_are_what_callers_may_catch():
     assert issubclass(native.Refused, ValueError) and issubclass(native.Unfit, TypeError)
 
 
-@pytest.mark.parametrize("arguments", [(9, 8), (-1, 8), (0, 0), (0, -1), (0, 2**62), (3, 8, -1.0), (3, 8, float("nan")), (2, 2**57)])
+@pytest.mark.parametrize(
+    "arguments",
+    [(9, 8), (-1, 8), (0, 0), (0, -1), (0, 2**62), (3, 8, -1.0), (3, 8, float("nan")), (2, 2**57)],
+)
 def test_an_impossible_tree_is_not_made(arguments):
     with pytest.raises(MemoryError):
         native.Tree(*arguments)
@@ -298,6 +318,10 @@ def test_an_output_that_shares_memory_with_another_array_is_unfit():
     targets, slots, mass = memory[:8].view(np.float64), memory[8:16], memory[16:].view(np.float64)
     tree.find_prefix(targets, slots, mass)
     as_mass = slots.view(np.float64)
-    for arrays in ((targets, slots, as_mass), (targets, slots, memory[15:23].view(np.float64)), (as_mass, slots, mass)):
+    for arrays in (
+        (targets, slots, as_mass),
+        (targets, slots, memory[15:23].view(np.float64)),
+        (as_mass, slots, mass),
+    ):
         with pytest.raises(native.Unfit, match="share memory"):
             tree.find_prefix(*arrays)

@@ -36,18 +36,25 @@ def test_the_c_tests_pass_under_the_sanitizers():
 @pytest.mark.parametrize("setting", ["CC=no-such-cc -O2", "HOSTCC=no-such-cc"])
 @pytest.mark.parametrize("goal", ["all", "test"])
 def test_a_compiler_that_is_missing_is_named_in_one_line_with_what_to_install(tmp_path, setting, goal):
-    folder = shutil.copytree(FOLDER, tmp_path / "native", ignore=shutil.ignore_patterns("build", "corpus", "*.so"))
+    folder = shutil.copytree(
+        FOLDER, tmp_path / "native", ignore=shutil.ignore_patterns("build", "corpus", "*.so")
+    )
     make = ["make", "-C", str(folder), "CC=true", setting]  # `true` is there
     done = subprocess.run([*make, goal], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     said = [line for line in (done.stdout + done.stderr).splitlines() if "directory" not in line]
-    assert len(said) == 1 and "the C compiler 'no-such-cc' is missing; install one (Debian: apt install gcc)" in said[0]
+    assert (
+        len(said) == 1
+        and "the C compiler 'no-such-cc' is missing; install one (Debian: apt install gcc)" in said[0]
+    )
     assert not (folder / "build").exists()
     assert subprocess.run([*make, "clean"], capture_output=True).returncode == 0, "that needs no compiler"
 
 
 def test_every_function_of_the_contract_is_used_by_the_module():
-    declared = set(re.findall(r"^\w[^\n/]*?\b(segment_tree_\w+)\(", (FOLDER / "segment_tree.h").read_text(), re.M))
+    declared = set(
+        re.findall(r"^\w[^\n/]*?\b(segment_tree_\w+)\(", (FOLDER / "segment_tree.h").read_text(), re.M)
+    )
     used = set(re.findall(r"\b(segment_tree_\w+)\(", (FOLDER / "module.c").read_text()))
     assert "segment_tree_draw" in declared
     assert declared - used == set()
@@ -75,7 +82,9 @@ def test_a_missing_or_bad_module_says_how_to_build_it(tmp_path, content):
     if content is not None:
         (tmp_path / "native" / "_native.abi3.so").write_bytes(content)
     # -S: where the package is installed for editing, its finder would give the module that is missing here.
-    done = subprocess.run([sys.executable, "-S", "-c", "import native"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import native"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode != 0
     assert "ImportError: the C part is missing or out of date" in done.stderr
     assert "run: make native" in done.stderr
@@ -98,7 +107,10 @@ class Bad:
         return 3
 
 
-@pytest.mark.parametrize(("name", "part"), [("wide", "word 3 "), ("wide32", "word 3 "), ("binary", "node 3 "), ("rank", "block 3 ")])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("wide", "word 3 "), ("wide32", "word 3 "), ("binary", "node 3 "), ("rank", "block 3 ")],
+)
 def test_a_bad_part_is_named_by_what_it_is(name, part):
     index = make_index(name, 10)
     index._tree = Bad()

@@ -41,7 +41,8 @@ import sys
 
 def pytest_terminal_summary(terminalreporter):
     tree = sys.modules["native"].Tree(sys.modules["native"].BINARY, 1)
-    terminalreporter.write_line(f"tested {pathlib.Path(sys.modules['native'].__file__).parent}: {tree.backend}")
+    folder = pathlib.Path(sys.modules["native"].__file__).parent
+    terminalreporter.write_line(f"tested {folder}: {tree.backend}")
 """
 
 
@@ -54,7 +55,9 @@ def links(folder, *flags):
 
 def build(folder, acc):
     """Build the C part with ACC=acc in a copy of native/ inside `folder`."""
-    shutil.copytree(ROOT / "native", folder / "native", ignore=shutil.ignore_patterns("build", "*.so", "__pycache__"))
+    shutil.copytree(
+        ROOT / "native", folder / "native", ignore=shutil.ignore_patterns("build", "*.so", "__pycache__")
+    )
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     command = ["make", "-C", str(folder / "native"), f"ACC={acc}", "CC=gcc", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -66,7 +69,9 @@ def run(folder, *arguments, **environment):
     """Run Python with the native/ of `folder` before that of this clone."""
     paths = os.pathsep.join([str(folder), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": paths} | environment
-    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +103,30 @@ def test_the_host_form_runs_on_the_host_whatever_the_environment_asks_for(host):
 @pytest.mark.slow
 def test_the_host_form_passes_the_conformance_suite(host):
     (host / "told_at_the_end.py").write_text(TOLD_AT_THE_END)
-    suite = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={host}", str(ROOT / "tests/conformance/test_index.py")]
+    suite = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"pythonpath={host}",
+        str(ROOT / "tests/conformance/test_index.py"),
+    ]
     done = run(host, *suite, "-k", "TestBinary", "--rootdir", str(ROOT), "-p", "told_at_the_end")
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
     assert f"tested {host / 'native'}: openacc host" in done.stdout, done.stdout
 
 
 def test_the_nvptx_form_holds_code_for_the_card(nvptx):
-    assert re.search(rb"\.target\s+sm_\d\d", (nvptx / "native" / "_native.abi3.so").read_bytes())  # as every PTX text has it
+    assert re.search(
+        rb"\.target\s+sm_\d\d", (nvptx / "native" / "_native.abi3.so").read_bytes()
+    )  # as every PTX text has it
 
 
-@pytest.mark.parametrize("asked", ["", "nvidia"], ids=["by default", "where the environment insists on a card"])
+@pytest.mark.parametrize(
+    "asked", ["", "nvidia"], ids=["by default", "where the environment insists on a card"]
+)
 def test_without_a_working_card_the_nvptx_form_falls_back_with_one_warning(nvptx, asked):
     done = run(nvptx, "-c", COMPARE, ACC_DEVICE_TYPE=asked, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout) == (0, "1 openacc host\n"), done.stderr

@@ -15,7 +15,9 @@ from replay_rank.index import make_index
 FOLDER = native.LIBRARY.parent
 SLOTS, MASS = np.arange(0, 180, 3), np.arange(1.0, 61.0)
 
-needs_compiler = pytest.mark.skipif(not (shutil.which("make") and shutil.which("cc")), reason="there is no C compiler")
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("make") and shutil.which("cc")), reason="there is no C compiler"
+)
 
 
 def test_the_shipped_extension_holds_no_code_of_the_benchmark():

@@ -12,7 +12,11 @@ FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
 @settings(max_examples=300, deadline=None)
-@given(arrays.arrays(st.sampled_from([np.int16, np.int32]), st.integers(0, 70)), st.integers(-40_000, 40_000), st.integers(-40_000, 40_000))
+@given(
+    arrays.arrays(st.sampled_from([np.int16, np.int32]), st.integers(0, 70)),
+    st.integers(-40_000, 40_000),
+    st.integers(-40_000, 40_000),
+)
 def test_whole_numbers_are_within_their_bounds_as_numpy_says(array, low, high):
     assert native.within(array, low, high) == bool(((array >= low) & (array <= high)).all())
 
@@ -34,7 +38,8 @@ def test_an_array_of_any_shape_is_looked_at_whole():
 @pytest.mark.parametrize(
     "array",
     [
-        np.zeros(4), np.zeros(4, np.int64), np.zeros(4, np.uint32), np.zeros(4, np.uint16), np.zeros(8, np.float32)[::2], [1, 2],
+        np.zeros(4), np.zeros(4, np.int64), np.zeros(4, np.uint32), np.zeros(4, np.uint16),
+        np.zeros(8, np.float32)[::2], [1, 2],
         np.zeros(9, np.uint8)[1:].view(np.float32),
     ],
     ids=["float64", "int64", "uint32", "uint16", "strided", "list", "not aligned"],

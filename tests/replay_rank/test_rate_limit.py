@@ -16,7 +16,9 @@ from replay_rank.service import ReplayService
 
 
 def limiter(samples_per_insert, min_size, error_buffer, batch_size, ranks=1):
-    replay = ReplayConfig(ranks, samples_per_insert=samples_per_insert, min_size=min_size, error_buffer=error_buffer)
+    replay = ReplayConfig(
+        ranks, samples_per_insert=samples_per_insert, min_size=min_size, error_buffer=error_buffer
+    )
     return RateLimiter(Config(replay=replay, learner=LearnerConfig(batch_size)))
 
 
@@ -47,7 +49,9 @@ def test_without_a_ratio_neither_side_ever_waits_after_the_minimum_size():
 
 
 @settings(max_examples=300, deadline=None)
-@given(ratio=st.sampled_from([0.5, 1.0, 4.0, 8.0]), inserted=st.integers(0, 500), sampled=st.integers(0, 3000))
+@given(
+    ratio=st.sampled_from([0.5, 1.0, 4.0, 8.0]), inserted=st.integers(0, 500), sampled=st.integers(0, 3000)
+)
 def test_each_side_is_blocked_exactly_where_the_documented_equation_says(ratio, inserted, sampled):
     min_size, band, batch = 100, 0.5, 32
     limit = limiter(ratio, min_size, band, batch)
@@ -80,7 +84,9 @@ def test_with_accepted_settings_both_sides_are_never_blocked_at_once(ratio, min_
     except ConfigError:
         assume(False)
     inserted = data.draw(st.integers(min_size, 4 * min_size))
-    owed = data.draw(st.one_of(st.floats(limit.low - 1, limit.high + batch + 1), st.sampled_from([limit.low, limit.high])))
+    owed = data.draw(
+        st.one_of(st.floats(limit.low - 1, limit.high + batch + 1), st.sampled_from([limit.low, limit.high]))
+    )
     sampled = max(0, round(ratio * inserted - owed))
     for near in (sampled - 1, sampled, sampled + 1):
         limit.inserted, limit.sampled = inserted, max(0, near)
@@ -89,7 +95,9 @@ def test_with_accepted_settings_both_sides_are_never_blocked_at_once(ratio, min_
 
 @settings(max_examples=300, deadline=None)
 @given(ratio=ratios, min_size=st.integers(1, 5000), band=bands, batch=st.integers(1, 2048))
-def test_a_band_that_could_block_both_sides_is_refused_with_one_that_is_accepted(ratio, min_size, band, batch):
+def test_a_band_that_could_block_both_sides_is_refused_with_one_that_is_accepted(
+    ratio, min_size, band, batch
+):
     too_narrow = 2 * band * (ratio * min_size) < batch * (1 - 1e-12)
     try:
         limiter(ratio, min_size, band, batch)
@@ -122,8 +130,13 @@ def test_the_band_named_is_never_rounded_below_what_is_accepted(ratio, min_size)
 
 
 @pytest.mark.parametrize("eager", ["actors", "learner", "both"])
-@pytest.mark.parametrize("ratio, min_size, band, batch, intake", [(8.0, 100, 0.5, 64, 50), (0.5, 200, 1.0, 32, 7), (1.3, 50, 0.5, 16, 1)])
-def test_the_ratio_of_samples_to_inserts_stays_in_the_band_whoever_is_faster(eager, ratio, min_size, band, batch, intake):
+@pytest.mark.parametrize(
+    "ratio, min_size, band, batch, intake",
+    [(8.0, 100, 0.5, 64, 50), (0.5, 200, 1.0, 32, 7), (1.3, 50, 0.5, 16, 1)],
+)
+def test_the_ratio_of_samples_to_inserts_stays_in_the_band_whoever_is_faster(
+    eager, ratio, min_size, band, batch, intake
+):
     limit, rng = limiter(ratio, min_size, band, batch), np.random.default_rng(0)
     chance = {"actors": 0.95, "learner": 0.05, "both": 0.5}[eager]
     for _ in range(30_000):
@@ -132,15 +145,25 @@ def test_the_ratio_of_samples_to_inserts_stays_in_the_band_whoever_is_faster(eag
         elif limit.may_sample(batch):
             limit.count(sampled=batch)
         if limit.sampled:
-            assert limit.low - 1e-6 <= ratio * limit.inserted - limit.sampled <= limit.high + ratio * intake + 1e-6
-    assert limit.sampled / limit.inserted == pytest.approx(ratio, abs=(limit.high + ratio * intake) / limit.inserted)
+            assert (
+                limit.low - 1e-6
+                <= ratio * limit.inserted - limit.sampled
+                <= limit.high + ratio * intake + 1e-6
+            )
+    assert limit.sampled / limit.inserted == pytest.approx(
+        ratio, abs=(limit.high + ratio * intake) / limit.inserted
+    )
     assert limit.inserted > 20 * min_size
 
 
 def service(samples_per_insert):
     """Return a replay rank that gets batches of two transitions, with all ports of its world."""
     replay = {"samples_per_insert": samples_per_insert, "min_size": 4, "error_buffer": 1.0, "capacity": 20}
-    tables = {"replay": replay, "learner": {"batch_size": 4, "prefetch": 4}, "actor": {"intake_batch": 2, "in_flight": 99}}
+    tables = {
+        "replay": replay,
+        "learner": {"batch_size": 4, "prefetch": 4},
+        "actor": {"intake_batch": 2, "in_flight": 99},
+    }
     config, spec = from_tables([("test", tables)]), EnvSpec((1,), "float32", 1, 2)
     topology = make(config)
     ports = make_ports(topology, limits(config, spec))

@@ -24,7 +24,6 @@ INDEXES = ["wide", "binary", "numpy", "torch"]
 BAD = [math.nan, math.inf, -math.inf, -1.0, -1e-45]
 
 
-
 # --- from the environment through the ring ------------------------------------------------------
 
 
@@ -36,34 +35,53 @@ def read_back(replay, spec):
     replay.store.gather(slots, out)
     columns = (out[name].tolist() for name in ("action", "reward", "discount", "param_version"))
     rows = zip(out["obs"], out["next_obs"], replay.index.get(slots), *columns)
-    return {number: Transition(obs.tobytes(), number, *told, then.tobytes(), leaf) for obs, then, leaf, number, *told in rows}
+    return {
+        number: Transition(obs.tobytes(), number, *told, then.tobytes(), leaf)
+        for obs, then, leaf, number, *told in rows
+    }
 
 
 def check_ring(config, envs, steps):
-    """Play through a ring; what it holds must be the last batches, each transition as the environment gave it.
+    """Play through a ring; what it holds must be the last batches, each transition as the environment gave
+    it.
 
     Return how often the ring was filled, the transitions seen in it and those made.
     """
-    player, replay = Player(config, envs), Replay(config, replace(envs.spec, num_actions=2**31 - 1), np.random.default_rng(0))
+    player, replay = (
+        Player(config, envs),
+        Replay(config, replace(envs.spec, num_actions=2**31 - 1), np.random.default_rng(0)),
+    )
     held, counts = [], []
     for message in player.play(steps):
         replay.landing()[: len(message)] = message
         counts.append(replay.insert(len(message)))
         held.append(read_back(replay, envs.spec))
-        assert len(held[-1]) == replay.size == sum(counts[-config.replay.capacity // config.actor.intake_batch :])
+        assert (
+            len(held[-1])
+            == replay.size
+            == sum(counts[-config.replay.capacity // config.actor.intake_batch :])
+        )
     expected = {t.number: t for row in range(envs.num_envs) for t in player.expected(row)}
     for number, found in itertools.chain.from_iterable(found.items() for found in held):
         assert found[:-1] == expected[number][:-1]
         assert math.isclose(found.priority, mass(expected[number].priority), rel_tol=1e-14)
     envs.close()
-    return len(counts) * config.actor.intake_batch / config.replay.capacity, len(set().union(*held)), len(expected)
+    return (
+        len(counts) * config.actor.intake_batch / config.replay.capacity,
+        len(set().union(*held)),
+        len(expected),
+    )
 
 
 @pytest.mark.parametrize("flavour", ["next_step", "same_step", "disabled"])
-@pytest.mark.parametrize("batch, n, stack", [(1, 1, 4), (1, 5, 4), (3, 3, 1), (3, 3, 4), (7, 5, 4), (50, 3, 4)])
+@pytest.mark.parametrize(
+    "batch, n, stack", [(1, 1, 4), (1, 5, 4), (3, 3, 1), (3, 3, 4), (7, 5, 4), (50, 3, 4)]
+)
 def test_the_ring_holds_the_newest_batches_as_the_environment_gave_them(flavour, batch, n, stack):
     config = make_config(2, batch, n, capacity=3 * batch)
-    turns, seen, made = check_ring(config, stacking_envs(flavour, 2, stack, "other"), 250 if batch == 50 else 60)
+    turns, seen, made = check_ring(
+        config, stacking_envs(flavour, 2, stack, "other"), 250 if batch == 50 else 60
+    )
     assert turns > 2 and made - 2 * batch < seen <= made
 
 
@@ -71,9 +89,14 @@ def test_the_ring_holds_the_newest_batches_as_the_environment_gave_them(flavour,
 @given(data=st.data())
 def test_random_streams_survive_the_ring(data):
     batch, envs = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
-    config = make_config(envs, batch, data.draw(st.integers(1, 5)), capacity=batch * data.draw(st.integers(1, 4)))
+    config = make_config(
+        envs, batch, data.draw(st.integers(1, 5)), capacity=batch * data.draw(st.integers(1, 4))
+    )
     lengths = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
-    flavour, stack = data.draw(st.sampled_from(["next_step", "same_step", "disabled"])), data.draw(st.sampled_from([1, 2, 4]))
+    flavour, stack = (
+        data.draw(st.sampled_from(["next_step", "same_step", "disabled"])),
+        data.draw(st.sampled_from([1, 2, 4])),
+    )
     check_ring(config, stacking_envs(flavour, envs, stack, data.draw(st.sampled_from(RESETS)), lengths), 40)
 
 
@@ -311,7 +334,10 @@ class ReplayMachine(RuleBasedStateMachine):
             assert probability == self.mass[number] / out["total"][0]
         assert len(set(self.key.values())) == len(self.key), "a key was used twice"
 
-    @rule(rows=st.lists(st.tuples(st.integers(0, 10**6), priorities), max_size=12), bad=st.sampled_from([None, None, *BAD]))
+    @rule(
+        rows=st.lists(st.tuples(st.integers(0, 10**6), priorities), max_size=12),
+        bad=st.sampled_from([None, None, *BAD]),
+    )
     def update(self, rows, bad):
         known = list(self.key)
         rows = [(known[i % len(known)], p) for i, p in rows] if known else []
@@ -338,4 +364,6 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 def test_random_operations_agree_with_a_dictionary():
-    run_state_machine_as_test(ReplayMachine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(
+        ReplayMachine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+    )

@@ -32,7 +32,9 @@ def test_by_rank_an_updated_priority_moves_its_transition_to_its_new_rank(index)
     update(replay, [replay.keys()[3]], [3.5])
     out, numbers = replay.draw(100)
     ranks = {0: 1, 3: 2, 1: 3, 2: 4}
-    assert out["probability"] == pytest.approx([1 / ranks[n] / (1 + 1 / 2 + 1 / 3 + 1 / 4) for n in numbers], rel=1e-12)
+    assert out["probability"] == pytest.approx(
+        [1 / ranks[n] / (1 + 1 / 2 + 1 / 3 + 1 / 4) for n in numbers], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("index", INDEXES)

@@ -1,4 +1,4 @@
-"""The ring on disk: after any history, what is read back is a plain copy of what was there, to the last bit."""
+"""The ring on disk: after any history, what is read back is a plain copy, to the last bit."""
 
 import errno
 import json
@@ -45,7 +45,11 @@ def test_after_any_history_a_checkpoint_is_a_plain_copy_of_the_replay(data):
         patch.setattr(persistence, "SEGMENT_BYTES", draw(st.sampled_from([1, 700, 10_000])))
         patch.setattr(persistence, "_SLICE_BYTES", draw(st.sampled_from([1, 500, 10_000])))
         patch.setattr(persistence, "MOST_SEGMENTS", draw(st.sampled_from([3, 512])))
-        keeper = Keeper(folder, BATCH * draw(st.integers(1, 7)), draw(st.sampled_from(["wide", "wide32", "numpy", "rank"])))
+        keeper = Keeper(
+            folder,
+            BATCH * draw(st.integers(1, 7)),
+            draw(st.sampled_from(["wide", "wide32", "numpy", "rank"])),
+        )
         rng = np.random.default_rng(draw(st.integers(0, 2**32)))
         for _ in range(draw(st.integers(1, 6))):
             _live(keeper, rng, draw(st.integers(0, 20)))
@@ -97,7 +101,9 @@ def test_when_somebody_has_removed_the_last_checkpoint_all_is_written_anew(tmp_p
 
 
 def three_segments(folder):
-    """Return a keeper whose newest checkpoint, the third, holds three segments of two places each, and their paths."""
+    """Return a keeper whose newest checkpoint, the third, holds three segments of two places each, and their
+    paths.
+    """
     keeper = Keeper(folder, 30)
     for _ in range(3):
         keeper.replay.put([1.0, 2.0, 3.0]), keeper.replay.put([4.0])
@@ -119,7 +125,7 @@ def test_places_of_a_segment_that_vanishes_during_a_run_are_written_anew(tmp_pat
     assert everything(keeper.reload(4)[0]) == keeper.copies[4]
 
 
-def test_a_segment_that_cannot_be_linked_or_copied_costs_one_checkpoint_and_not_those_after_it(tmp_path):
+def test_a_segment_that_cannot_be_linked_or_copied_costs_one_checkpoint_only(tmp_path):
     keeper, paths = three_segments(tmp_path)
     paths[1].unlink()
     paths[1].mkdir()  # the name is there, and can be neither linked nor read, by root neither
@@ -189,7 +195,9 @@ def test_an_abandoned_checkpoint_holds_nothing_and_writes_no_more(tmp_path, monk
 
 
 @pytest.mark.parametrize("ranks, capacity", [(1, 60), (1, 36), (2, 36), (3, 36), (4, 48)])
-def test_whole_places_are_dealt_out_over_other_ranks_oldest_first_with_keys_never_given_out(tmp_path, ranks, capacity):
+def test_whole_places_are_dealt_out_over_other_ranks_oldest_first_with_keys_never_given_out(
+    tmp_path, ranks, capacity
+):
     keeper = Keeper(tmp_path, 30)
     rng = np.random.default_rng(1)
     for _ in range(23):
@@ -204,7 +212,10 @@ def test_whole_places_are_dealt_out_over_other_ranks_oldest_first_with_keys_neve
     assert {number: mass for held in new for number, mass in held.items()} == old
     assert max(len(held) for held in new) - min(len(held) for held in new) <= BATCH
     for replay in dealt:
-        order = [int(replay.store.views["action"][place, 0]) for place in live_places(replay.count, replay.landing_place)]
+        order = [
+            int(replay.store.views["action"][place, 0])
+            for place in live_places(replay.count, replay.landing_place)
+        ]
         assert order == sorted(order)
         assert replay.generation.min() * replay.slots > keeper.replay.generation.max() * keeper.replay.slots
     assert sum(replay.inserted for replay in dealt) == keeper.replay.inserted
@@ -214,7 +225,9 @@ def _by_number(replay):
     """Return transition's number -> its mass."""
     masses = replay.index.save().reshape(-1, replay.batch)
     places = np.flatnonzero(replay.count)
-    return {int(replay.store.views["action"][p, i]): masses[p, i] for p in places for i in range(replay.count[p])}
+    return {
+        int(replay.store.views["action"][p, i]): masses[p, i] for p in places for i in range(replay.count[p])
+    }
 
 
 def test_rows_are_read_to_the_places_they_are_asked_for(tmp_path):

@@ -9,7 +9,13 @@ from scipy import stats
 from replay_rank.strata import STATE_DTYPE, Strata
 
 # The first numbers of SplitMix64 from seed 1234567, as published with its reference implementation.
-REFERENCE = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+REFERENCE = [
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+]
 
 
 def splitmix64(seed, k):

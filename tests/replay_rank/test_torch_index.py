@@ -51,7 +51,9 @@ def test_a_target_beyond_what_a_row_adds_up_to_falls_on_its_last_filled_entry():
 def test_a_sum_made_in_parallel_that_rises_at_an_empty_entry_does_not_choose_it(monkeypatch):
     index = filled("torch", [1.0, 0.0, 2.0])
     uneven = torch.tensor([[1.0, 1.0 + 2.0**-52, 3.0, 3.0 + 2.0**-50]], dtype=torch.float64)
-    monkeypatch.setattr(torch.Tensor, "cumsum", lambda rows, dim: torch.nn.functional.pad(uneven, (0, 124), value=3.0))
+    monkeypatch.setattr(
+        torch.Tensor, "cumsum", lambda rows, dim: torch.nn.functional.pad(uneven, (0, 124), value=3.0)
+    )
     for target in (1.0, 3.0, 3.0 + 2.0**-51):
         assert index._descend(torch.tensor([target], dtype=torch.float64)).tolist() == [2]
 

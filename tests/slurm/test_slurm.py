@@ -1,4 +1,7 @@
-"""The scripts of launch/slurm, unmodified, on a real SLURM: jobs on one and many nodes, USR1, preemption, requeue and resume."""
+"""The scripts of launch/slurm, unmodified, on a real SLURM.
+
+Jobs on one and many nodes, USR1, preemption, requeue and resume.
+"""
 
 import re
 import subprocess
@@ -14,11 +17,19 @@ from apex.run_folder import RunFolder
 from launch.run.launchers import find_mpirun
 
 REASON = slurm_cluster.missing()
-pytestmark = [pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"), pytest.mark.timeout(2000), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no SLURM here: {REASON}"),
+    pytest.mark.timeout(2000),
+    pytest.mark.slow,
+]
 
 STARTS_S, ENDS_S = 500, 500  # ten times what an idle machine takes
 SMALL = {"run.log_period_s": 0.2, "evaluator.episodes": 2, "replay.min_size": 200, "learner.batch_size": 16}
-FOR_EVER = {"run__max_learner_steps": 10_000_000, "run__stop_at_target": "false", "learner__checkpoint_period": 100}
+FOR_EVER = {
+    "run__max_learner_steps": 10_000_000,
+    "run__stop_at_target": "false",
+    "learner__checkpoint_period": 100,
+}
 ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
 
 
@@ -80,8 +91,23 @@ def submit(cluster, environment, tmp_path):
 
     def submit_job(*options: str, **settings) -> Submitted:
         log, directory = tmp_path / f"job-{len(jobs)}.log", tmp_path / f"runs-{len(jobs)}"
-        values = SMALL | {"run.directory": directory} | {name.replace("__", "."): value for name, value in settings.items()}
-        command = [sys.executable, "-m", "launch.cli.main", "submit", "cartpole", "--mem", "100M", "--sbatch", f"output={log}", *options]
+        values = (
+            SMALL
+            | {"run.directory": directory}
+            | {name.replace("__", "."): value for name, value in settings.items()}
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "launch.cli.main",
+            "submit",
+            "cartpole",
+            "--mem",
+            "100M",
+            "--sbatch",
+            f"output={log}",
+            *options,
+        ]
         command += [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
         variables = environment | cluster.environment | {"APEX": str(apex)}
         ended = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)
@@ -113,13 +139,22 @@ def test_one_node_runs_a_rank_for_each_core(submit):
 
 @pytest.mark.parametrize("launch", ["srun --mpi=pmix", "mpirun"])
 def test_two_nodes_are_one_world(submit, launch):
-    job = submit("--nodes", "2", "--ranks-per-node", "2", "--launch", launch.replace("mpirun", find_mpirun()), run__max_learner_steps=200)
+    job = submit(
+        "--nodes",
+        "2",
+        "--ranks-per-node",
+        "2",
+        "--launch",
+        launch.replace("mpirun", find_mpirun()),
+        run__max_learner_steps=200,
+    )
     check_ended_in_order(job, "learner_steps", 4)
 
 
 def test_a_heterogeneous_job_is_one_world_with_the_learner_on_the_node_with_the_GPU(submit):
     job = submit(
-        "--kind", "heterogeneous", "--ranks-per-node", "1", "--partition", "cpu", "--learner-partition", "gpu",
+        "--kind", "heterogeneous", "--ranks-per-node", "1", "--partition", "cpu", "--learner-partition",
+        "gpu",
         run__max_learner_steps=200,
     )  # fmt: skip
     check_ended_in_order(job, "learner_steps", 4)
@@ -156,7 +191,9 @@ def test_a_run_that_is_out_of_time_ends_in_order_and_comes_back(submit, cluster)
     job = submit("--kind", "requeue", "--sbatch", f"signal=B:USR1@{notice_s}", *sized, **FOR_EVER)
     job.wait_until(job.learns, STARTS_S, "the first checkpoint")
     hours, minutes, _ = map(int, cluster.job(job.number)["RunTime"].split(":"))
-    soon = 60 * hours + minutes + notice_s // 60  # minutes: less than the notice is left, and enough to end in order
+    soon = (
+        60 * hours + minutes + notice_s // 60
+    )  # minutes: less than the notice is left, and enough to end in order
     cluster.command("scontrol", "update", f"JobId={job.number}", f"TimeLimit={soon}")
     check_comes_back(job)
 
@@ -165,17 +202,31 @@ def test_a_preempted_run_ends_in_order_comes_back_and_goes_on(submit, cluster):
     job = submit("--kind", "requeue", "--ranks-per-node", "4", **FOR_EVER)
     job.wait_until(job.learns, STARTS_S, "the first checkpoint")
     node = cluster.job(job.number)["NodeList"]
-    higher = ["sbatch", "--partition=high", f"--nodelist={node}", "--ntasks=4", "--output=/dev/null", "--wrap=sleep 1"]
+    higher = [
+        "sbatch",
+        "--partition=high",
+        f"--nodelist={node}",
+        "--ntasks=4",
+        "--output=/dev/null",
+        "--wrap=sleep 1",
+    ]
     cluster.command(*higher)
     steps = check_comes_back(job)
     job.wait_until(lambda: job.state == "RUNNING", STARTS_S, "the second start")
-    job.wait_until(lambda: (job.run.rows() or [{"learner_steps": 0}])[-1]["learner_steps"] > steps, STARTS_S, "more steps")
+    job.wait_until(
+        lambda: (job.run.rows() or [{"learner_steps": 0}])[-1]["learner_steps"] > steps,
+        STARTS_S,
+        "more steps",
+    )
     cluster.command("scancel", "--signal=TERM", "--batch", str(job.number))
     assert check_ended_in_order(job, "signal", 4)["learner_steps"] > steps
 
 
 def check_comes_back(job: Submitted) -> int:
-    """Check that a job ends its run in order and is in the queue again; return the learner steps of the run."""
+    """Check that a job ends its run in order and is in the queue again.
+
+    Return the learner steps of the run.
+    """
     job.wait_until(lambda: job.cluster.job(job.number)["Restarts"] == "1", ENDS_S, "the requeue")
     result = job.run.result()
     assert (result["reason"], result["status"]) == ("signal", 0), job.log

@@ -1,7 +1,8 @@
-"""`make soak`, second part: a run that loses an actor every few seconds comes to its count of transitions, and nothing else is lost.
+"""`make soak`, second part: a run that loses an actor every few seconds comes to its count of transitions,
+and nothing else is lost.
 
-What each process of an actor sent, and what of it was taken, it writes into a file in memory as it goes, so that it is known
-of those that were killed too.
+What each process of an actor sent, and what of it was taken, it writes into a file in memory as it goes, so
+that it is known of those that were killed too.
 """
 
 import os
@@ -21,7 +22,8 @@ from apex.run_folder import RunFolder
 ACTORS = 3
 TRANSITIONS = 500 * SECONDS
 OVERRIDES = (
-    "run.stop_at_target=false", "run.max_learner_steps=1000000000", "run.max_wall_s=0", "run.log_period_s=1", "run.fault_tolerance=actors",
+    "run.stop_at_target=false", "run.max_learner_steps=1000000000", "run.max_wall_s=0", "run.log_period_s=1",
+    "run.fault_tolerance=actors",
     "run.max_replacements=1000000", f"actor.count={ACTORS}",
 )  # fmt: skip
 PAUSE_S = (3.0, 8.0)  # between two kills
@@ -36,14 +38,16 @@ def lives(folder: Path) -> dict[int, tuple[float, float]]:
 @pytest.mark.slow
 @pytest.mark.timeout(STARTS_S + 4 * SECONDS + JOINS_S + ENDS_S)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_run_whose_actors_are_killed_at_random_comes_to_its_transitions_and_loses_only_what_the_dead_held(
-    start, tmp_path, capsys, transport
-):
+def test_a_run_with_actors_killed_at_random_loses_only_what_the_dead_held(start, tmp_path, capsys, transport):
     counters, sent = tmp_path / "counters", tmp_path / "sent"
     counters.mkdir(), sent.mkdir()
     overrides = [*OVERRIDES, f"run.directory={tmp_path / 'runs'}"]
     config = configuration.load(PRESET, [*overrides, f"run.transport={transport}"])
-    env = {"PYTHONPATH": f"{HELPERS / 'counters'}:{ROOT}", "COUNTERS_FOLDER": str(counters), "SENT_FOLDER": str(sent)}
+    env = {
+        "PYTHONPATH": f"{HELPERS / 'counters'}:{ROOT}",
+        "COUNTERS_FOLDER": str(counters),
+        "SENT_FOLDER": str(sent),
+    }
     job = start(command_of(transport, overrides), env)
     job.wait_until(lambda: len(lives(sent)) == ACTORS, STARTS_S, "the actors")
     folder = RunFolder(tmp_path / "runs" / "latest")
@@ -58,10 +62,15 @@ def test_a_run_whose_actors_are_killed_at_random_comes_to_its_transitions_and_lo
     with capsys.disabled():
         print(f"\n{PRESET} over {transport}: {len(killed)} actors killed in {SECONDS} s")
         print(f"{inserted:.0f} transitions inserted, {TRANSITIONS} asked for")
-        print(f"sent {sum(s for s, _ in told.values()):.0f}; the dead held {sum(held.values()):.0f}, at most {max(held.values()):.0f} each")
+        print(
+            f"sent {sum(s for s, _ in told.values()):.0f}; the dead held {sum(held.values()):.0f}, "
+            f"at most {max(held.values()):.0f} each"
+        )
     assert _row(folder, "actors_lost") == _row(folder, "actors_replaced") == len(killed) > 0
     assert inserted >= TRANSITIONS
-    sure = {pid: taken if pid in killed else sent for pid, (sent, taken) in told.items()}  # of the living all arrives
+    sure = {
+        pid: taken if pid in killed else sent for pid, (sent, taken) in told.items()
+    }  # of the living all arrives
     assert sum(sure.values()) <= inserted <= sum(sent for sent, _ in told.values())
     assert max(held.values()) <= config.actor.in_flight * config.actor.intake_batch
 

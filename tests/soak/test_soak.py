@@ -1,6 +1,9 @@
-"""`make soak`: a real run that goes on for long. No rank grows, and the counters of both ends agree when it has ended.
+"""`make soak`: a real run that goes on for long.
 
-Not part of `make test`. Settings: SOAK_SECONDS, SOAK_PRESET and SOAK_TRANSPORTS, each run that long over each transport.
+No rank grows, and the counters of both ends agree when it has ended.
+
+Not part of `make test`. Settings: SOAK_SECONDS, SOAK_PRESET and SOAK_TRANSPORTS, each run that long over each
+transport.
 """
 
 import json
@@ -28,10 +31,14 @@ PRESET = os.environ.get("SOAK_PRESET", "cartpole")
 TRANSPORTS = os.environ.get("SOAK_TRANSPORTS", "mpi zmq").split()
 EVERY_S = 1.0
 STARTS_S, WARM_S, ENDS_S = 120, 600, 60
-SLEEPS_FROM_S, SLEEPS_S = 30, 60  # an actor, where the run is long enough for that to be over in its first half
+SLEEPS_FROM_S, SLEEPS_S = (
+    30,
+    60,
+)  # an actor, where the run is long enough for that to be over in its first half
 # The ring takes memory only as it fills, so it is to be full before anything is measured.
 OVERRIDES = (
-    "replay.capacity=10000", "replay.min_size=1000", "run.stop_at_target=false", "run.max_learner_steps=1000000000",
+    "replay.capacity=10000", "replay.min_size=1000", "run.stop_at_target=false",
+    "run.max_learner_steps=1000000000",
     "run.max_wall_s=0", "run.log_period_s=1",
 )  # fmt: skip
 MIB = 1 << 20
@@ -97,11 +104,16 @@ def test_no_rank_of_a_long_run_grows_and_the_counters_of_both_ends_agree(start, 
     job.process.send_signal(signal.SIGINT)
     ended = job.wait(ENDS_S)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    trends = {topology.name(rank): trend(samples[:, 0], samples[:, 1 + rank]) for rank in range(topology.size)}
+    trends = {
+        topology.name(rank): trend(samples[:, 0], samples[:, 1 + rank]) for rank in range(topology.size)
+    }
     totals = totals_of(counters)
     assert len(list(counters.iterdir())) == topology.size, "every rank tells"
     with capsys.disabled():
-        print(f"\n{PRESET} over {transport}, {SECONDS} s once replay is full\n{_table(trends)}\n{_lines(totals)}")
+        print(
+            f"\n{PRESET} over {transport}, {SECONDS} s once replay is full\n"
+            f"{_table(trends)}\n{_lines(totals)}"
+        )
     assert not {name: t for name, t in trends.items() if t.rise > t.allowed}
     _check_counters(config, totals, folder)
 
@@ -137,8 +149,15 @@ def _until_warm(job, directory: Path) -> RunFolder:
 
 
 def _sample(job, pids: list[int], sleeper: int) -> np.ndarray:
-    """Return float64[samples, 1 + ranks]: time and memory of each rank, every second, while rank ``sleeper`` sleeps for a minute."""
-    rows, began, signals = [], time.monotonic(), {SLEEPS_FROM_S: signal.SIGSTOP, SLEEPS_FROM_S + SLEEPS_S: signal.SIGCONT}
+    """Return float64[samples, 1 + ranks].
+
+    Time and memory of each rank, every second, while rank ``sleeper`` sleeps for a minute.
+    """
+    rows, began, signals = (
+        [],
+        time.monotonic(),
+        {SLEEPS_FROM_S: signal.SIGSTOP, SLEEPS_FROM_S + SLEEPS_S: signal.SIGCONT},
+    )
     if SECONDS / 2 <= SLEEPS_FROM_S + SLEEPS_S:
         signals = {}
     while (now := time.monotonic() - began) < SECONDS:
@@ -170,17 +189,25 @@ def _check_counters(config: configuration.Config, totals: dict, folder: RunFolde
     assert published == 1 + steps // config.learner.publish_period
     assert 0 < evaluator["eval_version"] <= published
     last = folder.rows()[-1]
-    assert (last["transitions"], last["learner_steps"]) == (actor["transitions"], steps), "the last reports came to the log"
+    assert (last["transitions"], last["learner_steps"]) == (actor["transitions"], steps), (
+        "the last reports came to the log"
+    )
 
 
 def _table(trends: dict[str, Trend]) -> str:
     lines = [f"{'MiB':22}{'start':>8}{'end':>8}{'per hour':>10}{'rise':>8}{'allowed':>9}{'noise':>8}"]
     for name, t in trends.items():
         values = t.start, t.end, 3600 * t.slope, t.rise, t.allowed, t.noise
-        lines.append(f"{name:22}" + "".join(f"{value / MIB:{width}.2f}" for value, width in zip(values, (8, 8, 10, 8, 9, 8))))
+        lines.append(
+            f"{name:22}"
+            + "".join(f"{value / MIB:{width}.2f}" for value, width in zip(values, (8, 8, 10, 8, 9, 8)))
+        )
     return "\n".join(lines)
 
 
 def _lines(totals: dict) -> str:
     """Return the counters of each role on a line."""
-    return "\n".join(f"{role}: " + ", ".join(f"{name} {totals[role][name]:.10g}" for name in REPORT_FIELDS[role]) for role in REPORT_FIELDS)
+    return "\n".join(
+        f"{role}: " + ", ".join(f"{name} {totals[role][name]:.10g}" for name in REPORT_FIELDS[role])
+        for role in REPORT_FIELDS
+    )

@@ -52,7 +52,9 @@ def test_the_score_is_full_where_the_reward_is_clipped():
 @pytest.mark.parametrize("most", [0, 3])
 def test_zero_to_noop_max_no_ops_are_drawn_both_ends_included(rom, most):
     envs = make_envs(atari(rom, frame_skip=1, noop_max=most), 16, 0)
-    _, info = envs._env.reset(seed=np.arange(16))  # one frame a no-op; the same number of frames is added to all
+    _, info = envs._env.reset(
+        seed=np.arange(16)
+    )  # one frame a no-op; the same number of frames is added to all
     frames = info["episode_frame_number"]
     assert set(frames - frames.min()) == set(range(most + 1))
 
@@ -82,7 +84,9 @@ def test_the_return_of_training_is_the_full_score_of_a_whole_game(monkeypatch):
 STILL = ["env.noop_max=0", "evaluator.episodes=3"]
 
 
-@pytest.mark.parametrize("more, told", [([], True), (["env.sticky_actions=0.25"], False), (["evaluator.epsilon=0.1"], False)])
+@pytest.mark.parametrize(
+    "more, told", [([], True), (["env.sticky_actions=0.25"], False), (["evaluator.epsilon=0.1"], False)]
+)
 def test_evaluations_that_are_one_episode_are_told_of_before_the_start(more, told, capsys):
     preflight._tell_of_equal_episodes(load("pong-small", [*STILL, *more]))
     err = capsys.readouterr().err
@@ -91,7 +95,9 @@ def test_evaluations_that_are_one_episode_are_told_of_before_the_start(more, tol
 
 @pytest.mark.parametrize("noop_max, alike", [(0, True), (30, False)])
 def test_an_evaluation_that_was_one_episode_is_told_of_once(noop_max, alike, capsys, tmp_path):
-    config = load("pong-small", [f"env.noop_max={noop_max}", "env.max_episode_frames=40", "evaluator.episodes=3"])
+    config = load(
+        "pong-small", [f"env.noop_max={noop_max}", "env.max_episode_frames=40", "evaluator.episodes=3"]
+    )
     evaluator = Evaluator(config, env_spec(config.env), NoPort, tmp_path)
     for _ in range(2):
         evaluator.work()  # takes weights

@@ -120,7 +120,9 @@ def test_an_end_without_its_final_observation_is_an_error():
         def step(self, actions):
             return (*super().step(actions)[:4], {})
 
-    envs = VectorEnv(Forgetful([lambda: CountingEnv(lengths=(1,))], autoreset_mode=AutoresetMode.SAME_STEP), SPEC, 0)
+    envs = VectorEnv(
+        Forgetful([lambda: CountingEnv(lengths=(1,))], autoreset_mode=AutoresetMode.SAME_STEP), SPEC, 0
+    )
     envs.reset()
     with pytest.raises(RuntimeError, match="final_obs"):
         envs.step(GO_ON)
@@ -194,7 +196,9 @@ class Shaped(gymnasium.Env):
 @pytest.fixture
 def registered():
     def register(observation_space, action_space):
-        gymnasium.register("Shaped-v0", lambda render_mode=None: Shaped(observation_space, action_space, render_mode))
+        gymnasium.register(
+            "Shaped-v0", lambda render_mode=None: Shaped(observation_space, action_space, render_mode)
+        )
         return EnvConfig(family="gymnasium", id="Shaped-v0")
 
     yield register
@@ -203,7 +207,13 @@ def registered():
 
 @pytest.mark.parametrize(
     "given, dtype",
-    [(np.uint8, "uint8"), (np.bool_, "bool"), (np.float64, "float32"), (np.float32, "float32"), (np.int32, "float32")],
+    [
+        (np.uint8, "uint8"),
+        (np.bool_, "bool"),
+        (np.float64, "float32"),
+        (np.float32, "float32"),
+        (np.int32, "float32"),
+    ],
 )
 def test_observations_stay_uint8_or_bool_or_are_cast_to_float32(registered, given, dtype):
     env = registered(Box(0, 1, (3, 2, 5), given), Discrete(3))
@@ -231,7 +241,14 @@ def test_the_end_of_an_atari_episode_is_what_next_step_mode_shows():
     """SAME_STEP's final and reset observations against the terminal and reset rows of NEXT_STEP."""
     from ale_py import AtariVectorEnv
 
-    options = {"stack_num": 2, "img_height": 42, "img_width": 42, "num_threads": 1, "reward_clipping": False, "noop_max": 32}
+    options = {
+        "stack_num": 2,
+        "img_height": 42,
+        "img_width": 42,
+        "num_threads": 1,
+        "reward_clipping": False,
+        "noop_max": 32,
+    }
     same = make_envs(atari("breakout", stack=2, clip_rewards=False), 1, 5)
     other = AtariVectorEnv("breakout", 1, autoreset_mode="NextStep", **options)
     other.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -241,7 +258,9 @@ def test_the_end_of_an_atari_episode_is_what_next_step_mode_shows():
     ends = 0
     for action in np.random.default_rng(1).integers(4, size=(700, 1)):
         a, b = same.step(action), step.step(action)
-        assert np.array_equal(a.last_obs, b.last_obs) and a.reward == b.reward and a.terminated == b.terminated
+        assert (
+            np.array_equal(a.last_obs, b.last_obs) and a.reward == b.reward and a.terminated == b.terminated
+        )
         if a.terminated:
             ends += 1
             b = step.step(action)
@@ -292,7 +311,9 @@ def test_seeds_beyond_31_bits_are_usable_and_reproducible():
 
 def test_the_screen_of_an_atari_game_is_the_game_that_is_played_in_colour_and_at_full_size():
     # Blocks of 21 x 16 pixels of the 210 x 160 screen make a frame of 10 x 10.
-    envs = make_envs(atari("space_invaders", frame_size=10, sticky_actions=0.25), 1, 4, evaluation=True, render=True)
+    envs = make_envs(
+        atari("space_invaders", frame_size=10, sticky_actions=0.25), 1, 4, evaluation=True, render=True
+    )
     envs.reset()
     for action in np.random.default_rng(0).integers(6, size=(100, 1)):
         newest = envs.step(action).obs[0, -1]

@@ -1,4 +1,6 @@
-"""Environments that fail: made anew a bounded number of times, and nothing from before joined to what comes after."""
+"""Environments that fail: made anew a bounded number of times, and nothing from before joined to what comes
+after.
+"""
 
 from pathlib import Path
 
@@ -38,7 +40,9 @@ WAYS = {
 
 
 def failing(flavour, way, at, made=None):
-    """Return ``make(attempt)`` of stacking environments whose vector step number ``at`` (by attempt) goes wrong."""
+    """Return ``make(attempt)`` of stacking environments whose vector step number ``at`` (by attempt) goes
+    wrong.
+    """
 
     def make(attempt):
         envs, count = stacking_envs(flavour, 2, 4), [0]
@@ -68,13 +72,17 @@ def test_all_transitions_but_the_open_windows_come_once_and_none_joins_two_attem
     assert envs.restarts == 3
     told = capsys.readouterr().err
     assert WAYS[way][1] in told
-    assert [f"apex: actor 5: its environments failed and are made anew ({n} of 3)" in told for n in (1, 2, 3)] == [True] * 3
+    assert [
+        f"apex: actor 5: its environments failed and are made anew ({n} of 3)" in told for n in (1, 2, 3)
+    ] == [True] * 3
 
 
 def test_a_failure_beyond_the_last_restart_ends_it_and_says_why():
     made = []
     envs = GuardedEnvs(failing("same_step", "raises", {0: 2, 1: 3, 2: 1}, made), 2, "actor 5")
-    with pytest.raises(EnvironmentFailure, match=r"actor 5: its environments failed 3 times; env.max_restarts = 2") as failure:
+    with pytest.raises(
+        EnvironmentFailure, match=r"actor 5: its environments failed 3 times; env.max_restarts = 2"
+    ) as failure:
         for _ in range(10):
             envs.step(np.zeros(2, np.int64))
     assert made == [0, 1, 2] and isinstance(failure.value.__cause__, OSError)
@@ -116,7 +124,9 @@ class Breaking(gymnasium.Env):
 def breaking():
     gymnasium.register("Breaking-v0", Breaking)
     Breaking.steps = 0
-    yield load("cartpole", ["env.id=Breaking-v0", "env.max_restarts=5", "actor.envs=2", "evaluator.episodes=1"])
+    yield load(
+        "cartpole", ["env.id=Breaking-v0", "env.max_restarts=5", "actor.envs=2", "evaluator.episodes=1"]
+    )
     del gymnasium.registry["Breaking-v0"]
 
 
@@ -147,7 +157,9 @@ def test_an_actor_goes_on_and_counts_and_forgets_what_the_cut_episodes_had_earne
 
 def test_an_evaluation_in_which_environments_failed_starts_again(breaking, monkeypatch):
     evaluator = Evaluator(breaking, env_spec(breaking.env), NoPort, NOWHERE)
-    monkeypatch.setattr(Policy, "q_values", lambda policy, obs: np.tile([1.0, 0.0], (len(obs), 1)))  # falls within 8 to 10 steps
+    monkeypatch.setattr(
+        Policy, "q_values", lambda policy, obs: np.tile([1.0, 0.0], (len(obs), 1))
+    )  # falls within 8 to 10 steps
     evaluator._episodes = Episodes(evaluator._envs, 0.0, 0, 1000)
     Breaking.steps = 15
     while evaluator._episodes is not None:
@@ -218,7 +230,9 @@ def test_evaluation_episodes_that_never_end_are_cut_and_one_line_says_so_once(en
     monkeypatch.setattr(Policy, "q_values", lambda policy, obs: np.tile([1.0, 0.0], (len(obs), 1)))
     evaluate(evaluator), evaluate(evaluator)
     assert evaluator.counters["evaluations"] == 2 and evaluator.counters["eval_return"] == 41
-    told = [line for line in capsys.readouterr().err.splitlines() if "cut" in line]  # the two are identical, which it says too
+    told = [
+        line for line in capsys.readouterr().err.splitlines() if "cut" in line
+    ]  # the two are identical, which it says too
     assert told == [
         "apex: evaluator: 2 of 2 episodes did not end within 41 steps and were cut (env.max_episode_frames; "
         "the return up to there counts)"

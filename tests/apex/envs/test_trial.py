@@ -1,4 +1,7 @@
-"""Code that is not ours may raise anything: the check before the start refuses it in one line that names it."""
+"""Code that is not ours may raise anything.
+
+The check before the start refuses it in one line that names it.
+"""
 
 import os
 import subprocess
@@ -70,21 +73,30 @@ def test_a_module_that_raises_anything_is_refused_in_one_line(name, tmp_path, mo
 
 
 def test_ctrl_c_is_not_taken_for_the_environments(monkeypatch):
-    monkeypatch.setattr(nasty_envs.Plain, "reset", lambda self, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        nasty_envs.Plain, "reset", lambda self, **options: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         preflight.check(config("Plain"))
 
 
 def test_the_command_refuses_an_environment_that_exits_in_one_line_and_starts_nothing(tmp_path):
     path = os.pathsep.join((str(HELPERS), str(ROOT)))
-    overrides = ["env.id=nasty_envs:StepExit-v0", "run.transport=local", f"run.directory={tmp_path}/runs", *SMALL]
+    overrides = [
+        "env.id=nasty_envs:StepExit-v0",
+        "run.transport=local",
+        f"run.directory={tmp_path}/runs",
+        *SMALL,
+    ]
     sets = [word for override in overrides for word in ("--set", override)]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "launch.cli.main", "train", "cartpole", *sets],
         env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     told = "apex: env.id = 'nasty_envs:StepExit-v0' fails in training: SystemExit: 3\n"
-    assert done.returncode == 2 and done.stderr.endswith(told) and "Traceback" not in done.stdout + done.stderr
+    assert (
+        done.returncode == 2 and done.stderr.endswith(told) and "Traceback" not in done.stdout + done.stderr
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -119,7 +131,10 @@ def test_environments_that_do_not_close_cost_a_line_and_not_the_run(capsys):
     envs = GuardedEnvs(lambda attempt: make_envs(EnvConfig(id="nasty_envs:Plain-v0"), 1, 0), 0, "actor 0")
     envs._envs.close = lambda: sys.exit("window is gone")
     envs.close()
-    assert capsys.readouterr().err == "apex: actor 0: its environments do not close: SystemExit: window is gone\n"
+    assert (
+        capsys.readouterr().err
+        == "apex: actor 0: its environments do not close: SystemExit: window is gone\n"
+    )
 
 
 def test_what_an_error_says_cannot_speak_to_the_terminal():

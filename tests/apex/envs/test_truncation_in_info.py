@@ -45,7 +45,10 @@ class FinalDictionaryARow(SyncVectorEnv):
         *rest, info = super().step(actions)
         if "final_info" in info:
             cut = info["final_info"]["TimeLimit.truncated"]
-            rows = [{"TimeLimit.truncated": c} if ended else None for c, ended in zip(cut, info["_final_info"], strict=True)]
+            rows = [
+                {"TimeLimit.truncated": c} if ended else None
+                for c, ended in zip(cut, info["_final_info"], strict=True)
+            ]
             info["final_info"] = np.array(rows, object)
         return (*rest, info)
 
@@ -55,7 +58,9 @@ class FinalDictionaryARow(SyncVectorEnv):
 )
 def test_a_truncation_told_in_a_dictionary_a_row_is_one_of_that_row_alone(kind, mode):
     ends = [("truncated",), ("terminated",), ("truncated",)]
-    envs = VectorEnv(kind([lambda e=e: LegacyEnd(lengths=(2,), ends=e) for e in ends], autoreset_mode=mode), SPEC, 0)
+    envs = VectorEnv(
+        kind([lambda e=e: LegacyEnd(lengths=(2,), ends=e) for e in ends], autoreset_mode=mode), SPEC, 0
+    )
     envs.reset()
     envs.step(np.zeros(3, np.int64))
     last = envs.step(np.zeros(3, np.int64))
@@ -84,9 +89,15 @@ def test_a_row_cut_in_info_alone_is_reset_where_that_can_be_done_and_refused_els
 @pytest.mark.parametrize("kind", [LegacyEnd, Unended])
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_an_id_whose_environments_tell_cuts_in_info_is_truncated_in_both_forms(kind, evaluation):
-    gymnasium.register("Legacy-v0", lambda render_mode=None: kind(lengths=(3,), ends=("truncated",)), disable_env_checker=True)
+    gymnasium.register(
+        "Legacy-v0",
+        lambda render_mode=None: kind(lengths=(3,), ends=("truncated",)),
+        disable_env_checker=True,
+    )
     envs = make_envs(EnvConfig(id="Legacy-v0"), 2, 0, evaluation=evaluation)
     envs.reset()
     seen = [envs.step(np.zeros(2, np.int64)) for _ in range(3)]
-    assert [t.truncated.all() for t in seen] == [False, False, True] and not any(t.terminated.any() for t in seen)
+    assert [t.truncated.all() for t in seen] == [False, False, True] and not any(
+        t.terminated.any() for t in seen
+    )
     del gymnasium.registry["Legacy-v0"]

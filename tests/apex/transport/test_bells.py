@@ -1,5 +1,6 @@
-"""A rank that sleeps is woken by what the other ranks of its host send it, over MPI as well as in shared memory."""
-
+"""A rank that sleeps is woken by what the other ranks of its host send it, over MPI as well as in shared
+memory.
+"""
 
 import pytest
 from places import HELPERS

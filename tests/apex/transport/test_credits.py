@@ -38,7 +38,9 @@ def test_one_replay_rank_that_takes_nothing_does_not_starve_the_other():
             actor.send_intake(token, message)
         taken += isinstance(taking.poll(landing), IntakeEvent)
         actor.progress(), actor.completed_intake()
-    assert actor.wire.open_sends().count((1, Kind.INTAKE)) == 2, "the blocked rank holds its own credits and no more"
+    assert actor.wire.open_sends().count((1, Kind.INTAKE)) == 2, (
+        "the blocked rank holds its own credits and no more"
+    )
     assert taken >= 90
 
 

@@ -52,7 +52,10 @@ def test_a_flood_of_messages_does_not_keep_a_rank_from_its_work():
 
 def test_a_due_publish_goes_before_an_older_one_to_whoever_has_just_asked():
     world = LocalWorld(TOPOLOGY.size)
-    learner, actor = make_port(world.wires[0], TOPOLOGY, LIMITS), make_port(world.wires[ACTOR_RANK], TOPOLOGY, LIMITS)
+    learner, actor = (
+        make_port(world.wires[0], TOPOLOGY, LIMITS),
+        make_port(world.wires[ACTOR_RANK], TOPOLOGY, LIMITS),
+    )
 
     def publish(steps: int) -> None:
         learner.publish_buffer(16)[:] = np.array([steps, steps], np.int64).view(np.uint8)

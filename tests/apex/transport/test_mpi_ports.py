@@ -1,4 +1,6 @@
-"""The MPI transport against the conformance suite of ports, at 4 and at 7 ranks and with either protocol for any size."""
+"""The MPI transport against the conformance suite of ports, at 4 and at 7 ranks and with either protocol for
+any size.
+"""
 
 import sys
 from collections import defaultdict
@@ -13,9 +15,13 @@ from launch.run.launchers import find_mpirun
 
 PROGRAM = HELPERS / "stress_mpi_ports.py"
 
-# Without copies straight from the sender's memory, as between two nodes: large messages then need both sides' help.
+# Without copies straight from the sender's memory, as between two nodes: large messages then need both sides'
+# help.
 IN_PIECES = {"OMPI_MCA_smsc": "^cma"}
-LITTLE_EAGER_IN_PIECES = IN_PIECES | {"OMPI_MCA_btl_sm_eager_limit": "80", "OMPI_MCA_btl_sm_rndv_eager_limit": "80"}
+LITTLE_EAGER_IN_PIECES = IN_PIECES | {
+    "OMPI_MCA_btl_sm_eager_limit": "80",
+    "OMPI_MCA_btl_sm_rndv_eager_limit": "80",
+}
 LAUNCHES = {
     "lent, 4 ranks": (4, 1, "lend", {}),
     "lent, 7 ranks, 2 of replay, nothing eager": (7, 2, "lend", NOTHING_EAGER),
@@ -41,7 +47,9 @@ class TestMpi(PortConformance):
 
 
 class TestStalledPeers:
-    """Three seconds in which replay takes no intake, all actors but one sleep, and the learner publishes 200 times."""
+    """Three seconds in which replay takes no intake, all actors but one sleep, and the learner publishes 200
+    times.
+    """
 
     @pytest.fixture(scope="class", params=["lend", "send"])
     @staticmethod
@@ -49,7 +57,10 @@ class TestStalledPeers:
         return outcome_of(mpirun(7, [PROGRAM, 2, "stall", request.param], IN_PIECES)) | {"how": request.param}
 
     def test_a_sleeping_receiver_of_weights_costs_the_learner_one_buffer(self, seen):
-        asleep, others = 2, 4  # the newest, the one being written, and the last two that the evaluator was given
+        asleep, others = (
+            2,
+            4,
+        )  # the newest, the one being written, and the last two that the evaluator was given
         buffers = seen["learner"][0]["publishes"]
         assert asleep < buffers <= asleep + others
 
@@ -77,7 +88,9 @@ class TestStalledPeers:
 @pytest.fixture(params=["lend", "send"])
 def storm(request, start, tmp_path):
     program = [sys.executable, PROGRAM, 1, "endless", request.param]
-    return EndlessStorm(start, tmp_path / "storm", lambda folder: [find_mpirun(), "-n", RANKS, *program, folder], IN_PIECES)
+    return EndlessStorm(
+        start, tmp_path / "storm", lambda folder: [find_mpirun(), "-n", RANKS, *program, folder], IN_PIECES
+    )
 
 
 class TestMpiDisturbed(Disturbance):

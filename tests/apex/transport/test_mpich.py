@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 MPIEXEC = shutil.which("mpiexec.hydra")
-pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="MPICH is not on PATH (`pip install mpich` into an environment of its own)")
+pytestmark = pytest.mark.skipif(
+    MPIEXEC is None, reason="MPICH is not on PATH (`pip install mpich` into an environment of its own)"
+)
 
 RANK = """
 import sys, time

@@ -14,9 +14,33 @@ pytestmark = pytest.mark.spread
 
 def ranks(tmp_path, endpoint: str, first: int, count: int, size: int) -> list:
     """Return the command that starts some of the ranks of a job."""
-    spawn = [sys.executable, "-m", "launch.run.spawn", "--first", first, "-n", count, "--size", size, "--endpoint", endpoint, "--"]
-    return [*spawn, sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--transport", "zmq", *WATCHED,
-            "--set", f"run.directory={tmp_path / 'runs'}"]  # fmt: skip
+    spawn = [
+        sys.executable,
+        "-m",
+        "launch.run.spawn",
+        "--first",
+        first,
+        "-n",
+        count,
+        "--size",
+        size,
+        "--endpoint",
+        endpoint,
+        "--",
+    ]
+    return [
+        *spawn,
+        sys.executable,
+        "-m",
+        "launch.cli.main",
+        "train",
+        "cartpole",
+        "--transport",
+        "zmq",
+        *WATCHED,
+        "--set",
+        f"run.directory={tmp_path / 'runs'}",
+    ]
 
 
 def free_endpoint() -> str:
@@ -32,9 +56,16 @@ def test_the_learner_names_the_ranks_that_never_come_and_ends_the_job(start, tmp
     assert ended.returncode == 1
     waits, gives_up = ended.stderr.splitlines()[-2:]
     # A slow machine may miss more ranks than the one that was never started.
-    assert re.fullmatch(rf"apex: 1 s without another rank: the learner \(rank 0\) waits for ranks? .*4 of 5, expected at {endpoint}", waits)
-    assert re.fullmatch(rf"apex: ranks are missing: ranks? .*4 of 5, expected at {endpoint} did not come within 4 s \(run.meet_s\)",
-                        gives_up)  # fmt: skip
+    assert re.fullmatch(
+        r"apex: 1 s without another rank: the learner \(rank 0\) waits for ranks? .*4 of 5, "
+        rf"expected at {endpoint}",
+        waits,
+    )
+    assert re.fullmatch(
+        rf"apex: ranks are missing: ranks? .*4 of 5, expected at {endpoint} "
+        r"did not come within 4 s \(run.meet_s\)",
+        gives_up,
+    )
     assert not (tmp_path / "runs").exists()
 
 

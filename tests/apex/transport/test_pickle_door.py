@@ -1,4 +1,7 @@
-"""``zmq-pickle`` is no door: another user finds no socket to connect to, and nothing without a badge is unpickled."""
+"""``zmq-pickle`` is no door.
+
+Another user finds no socket to connect to, and nothing without a badge is unpickled.
+"""
 
 import json
 import os
@@ -28,12 +31,24 @@ NOBODY, PATIENCE_S = 65534, 120.0
 TOPOLOGY, TOKEN, CONFIG = Topology(4, 1), bytes(range(16)), synthetic.config(1)
 LIMITS, FORM = limits(CONFIG, synthetic.SPEC), Form(CONFIG, synthetic.SPEC)
 LEARNER, REPLAY, ACTOR = 0, 1, 3
-COMPARE = ["-m", "launch.cli.main", "compare", "--transports", "zmq-pickle", "--workloads", "mixed", "--actors", "1"]
+COMPARE = [
+    "-m",
+    "launch.cli.main",
+    "compare",
+    "--transports",
+    "zmq-pickle",
+    "--workloads",
+    "mixed",
+    "--actors",
+    "1",
+]
 
-# Becomes the user that it is told, tries every socket whose name /proc/net/unix tells, and sends to those that it reaches.
+# Becomes the user that it is told, tries every socket whose name /proc/net/unix tells, and sends to those
+# that it reaches.
 ATTACK = """
 import json, os, socket, sys, zmq
-user, names, frames = int(sys.argv[1]), sys.argv[2:-1], [bytes.fromhex(text) for text in json.loads(sys.argv[-1])]
+user, names = int(sys.argv[1]), sys.argv[2:-1]
+frames = [bytes.fromhex(text) for text in json.loads(sys.argv[-1])]
 os.setgroups([]), os.setgid(user), os.setuid(user)
 reached = []
 context = zmq.Context()
@@ -72,7 +87,9 @@ class Evil:
 def attack(user: int, names: list[str], made: Path) -> dict:
     frames = [pickle.dumps(Evil(made)).hex(), struct.pack("<4sIq", b"Apex", Kind.INTAKE, 1).hex()]
     command = [sys.executable, "-c", ATTACK, str(user), *names, json.dumps(frames)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout)
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    )
 
 
 def listening(job) -> list[str]:
@@ -95,7 +112,11 @@ def comparing(start):
     """An `apex compare` whose ranks have met and go on for long."""
     job = start([sys.executable, *COMPARE, "--repetitions", "1", "--regimes", "free", "--seconds", "300"])
     # Where the ranks meet, the learner's socket and the replay rank's.
-    job.wait_until(lambda: len([name for name in listening(job) if name.endswith(("world", "0-0", "1-0"))]) == 3, 60, "sockets")
+    job.wait_until(
+        lambda: len([name for name in listening(job) if name.endswith(("world", "0-0", "1-0"))]) == 3,
+        60,
+        "sockets",
+    )
     return job
 
 
@@ -109,7 +130,9 @@ def test_another_user_reaches_no_socket_of_a_running_comparison(comparing, tmp_p
     alive = comparing.processes()
     seen = attack(0, names, made)
     assert seen["reached"] == names, "who may enter the folder reaches them"
-    assert not made.exists() and comparing.processes().keys() == alive.keys(), "nothing was unpickled, and nobody has ended"
+    assert not made.exists() and comparing.processes().keys() == alive.keys(), (
+        "nothing was unpickled, and nobody has ended"
+    )
 
 
 # --- who has no badge ---------------------------------------------------------------------------------
@@ -124,7 +147,10 @@ def wait_until(holds) -> None:
 
 @pytest.fixture
 def ranks(tmp_path):
-    """The ports of four ranks whose bulk messages are pickled, over real sockets; all are closed at the end."""
+    """The ports of four ranks whose bulk messages are pickled, over real sockets.
+
+    All are closed at the end.
+    """
     worlds = _on_each(lambda rank: World(rank, 4, f"ipc://{tmp_path}", TOKEN))
     plain = replace(LIMITS, sample_nbytes=PICKLED_NBYTES, intake_nbytes=PICKLED_NBYTES)
     form = Form(CONFIG, synthetic.SPEC)
@@ -159,4 +185,6 @@ def test_what_strangers_send_is_refused_and_counted_and_the_ranks_go_on(ranks, t
     ranks[ACTOR].send_intake(7, message)
     wait_until(lambda: ranks[REPLAY].progress() or isinstance(ranks[REPLAY].poll(landing), IntakeEvent))
     wait_until(lambda: ranks[ACTOR].progress() or ranks[ACTOR].completed_intake() == [7])
-    assert np.array_equal(landing[: FORM.intake.fields["frames"].offset], message[: FORM.intake.fields["frames"].offset])
+    assert np.array_equal(
+        landing[: FORM.intake.fields["frames"].offset], message[: FORM.intake.fields["frames"].offset]
+    )

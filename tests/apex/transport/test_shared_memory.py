@@ -173,7 +173,10 @@ def test_nothing_is_lent_where_the_processor_does_not_keep_the_order_of_stores(m
 
 
 def everyones_neighbours(monkeypatch, identities, blind=()):
-    """Return what each rank takes for its neighbours, one thread each; the ranks in ``blind`` cannot open anything."""
+    """Return what each rank takes for its neighbours, one thread each.
+
+    The ranks in ``blind`` cannot open anything.
+    """
     size, barrier, said = len(identities), threading.Barrier(len(identities)), [None] * len(identities)
     rank = threading.local()
 
@@ -210,7 +213,13 @@ def test_a_rank_alone_on_its_host_or_on_one_that_cannot_share_has_none(monkeypat
 
 
 def test_where_one_rank_cannot_open_the_memory_of_another_nobody_on_its_host_shares(monkeypatch):
-    assert everyones_neighbours(monkeypatch, ["a", "b", "a", "b", "a"], blind=[2]) == [set(), {3}, set(), {1}, set()]
+    assert everyones_neighbours(monkeypatch, ["a", "b", "a", "b", "a"], blind=[2]) == [
+        set(),
+        {3},
+        set(),
+        {1},
+        set(),
+    ]
 
 
 def test_a_page_that_is_not_the_one_told_of_is_no_neighbour():

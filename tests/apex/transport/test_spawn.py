@@ -1,4 +1,6 @@
-"""``launch.run.spawn``: starts ranks, passes on what they are told, ends with them, and leaves nothing behind."""
+"""``launch.run.spawn``: starts ranks, passes on what they are told, ends with them, and leaves nothing
+behind.
+"""
 
 import json
 import os
@@ -12,7 +14,8 @@ from apex import leftovers
 from launch.run import spawn
 
 SPAWN = [sys.executable, "-m", "launch.run.spawn"]
-TELL = "import json, os; os.write(1, (json.dumps({k: v for k, v in os.environ.items() if k.startswith('APEX_')}) + chr(10)).encode())"
+OURS = "{k: v for k, v in os.environ.items() if k.startswith('APEX_')}"
+TELL = f"import json, os; os.write(1, (json.dumps({OURS}) + chr(10)).encode())"
 STAY = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN), signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -38,9 +41,13 @@ def folders(job) -> list:
 
 @pytest.mark.parametrize(
     "options, ranks, size, endpoint",
-    [([], range(3), 3, "ipc:///"), (["--first", 2, "--size", 7], range(2, 5), 7, "ipc:///"), (["--endpoint", "tcp"], range(3), 3, "tcp://127.0.0.1:")],
+    [
+        ([], range(3), 3, "ipc:///"),
+        (["--first", 2, "--size", 7], range(2, 5), 7, "ipc:///"),
+        (["--endpoint", "tcp"], range(3), 3, "tcp://127.0.0.1:"),
+    ],
     ids=["all", "some", "tcp"],
-)  # fmt: skip
+)
 def test_ranks_are_told_who_they_are_and_where_to_meet(run_to_end, options, ranks, size, endpoint):
     token = {"APEX_TOKEN": "5a" * 16} if "--size" in options else {}
     ended = run_to_end([*SPAWN, "-n", 3, *options, "--", sys.executable, "-c", TELL], token)
@@ -52,7 +59,9 @@ def test_ranks_are_told_who_they_are_and_where_to_meet(run_to_end, options, rank
     assert told[0]["APEX_ENDPOINT"].startswith(endpoint) and len(told[0]["APEX_TOKEN"]) == 32
 
 
-@pytest.mark.parametrize("end, status", [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)], ids=["status", "signal"])
+@pytest.mark.parametrize(
+    "end, status", [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)], ids=["status", "signal"]
+)
 def test_the_first_rank_that_fails_ends_all_and_gives_the_status(run_to_end, end, status):
     program = f"import os, sys, time\nif os.environ['APEX_RANK'] == '1':\n    {end}\ntime.sleep(1000)"
     started = time.monotonic()
@@ -66,7 +75,9 @@ def test_SIGUSR1_comes_to_every_rank(stay):
     assert not folders(stay)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_a_signal_that_ends_it_ends_all_ranks(stay, number):
     stay.process.send_signal(number)
     assert stay.wait(10).returncode == 128 + number
@@ -78,7 +89,9 @@ def test_killed_itself_it_leaves_no_rank(stay):
     assert stay.wait(10).returncode == -signal.SIGKILL  # fails where a process is left
 
 
-def test_what_a_killed_one_has_left_goes_with_the_next_start_and_what_is_in_use_stays(start, run_to_end, stay, tmp_path):
+def test_what_a_killed_one_has_left_goes_with_the_next_start_and_what_is_in_use_stays(
+    start, run_to_end, stay, tmp_path
+):
     (used,) = folders(stay)
     temporary = {"TMPDIR": str(stay.temporary)}
     killed = start([*SPAWN, "-n", 1, "--", sys.executable, "-c", STAY, tmp_path], temporary)
@@ -102,20 +115,51 @@ def test_what_a_killed_one_has_left_goes_with_the_next_start_and_what_is_in_use_
     ],
     ids=["1 byte", "15 bytes", "65 bytes", "not hex", "none, the first of more", "none, the last of more"],
 )
-def test_a_token_that_others_could_guess_is_refused_in_one_line_before_anything_is_started(run_to_end, tmp_path, token, options, complaint):
+def test_a_token_that_others_could_guess_is_refused_in_one_line_before_anything_is_started(
+    run_to_end, tmp_path, token, options, complaint
+):
     command = [sys.executable, "-c", STAY, tmp_path]
     ended = run_to_end([*SPAWN, "-n", 1, *options, "--", *command], {"APEX_TOKEN": token})
     assert ended.returncode == 2 and complaint in ended.stderr and len(ended.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
     makes_one = ended.stderr.partition("`")[2].partition("`")[0]
-    told = run_to_end(["/bin/sh", "-c", f'{makes_one} && exec "$@"', "sh", *SPAWN, "-n", 1, *options, "--", sys.executable, "-c", TELL])
+    told = run_to_end(
+        [
+            "/bin/sh",
+            "-c",
+            f'{makes_one} && exec "$@"',
+            "sh",
+            *SPAWN,
+            "-n",
+            1,
+            *options,
+            "--",
+            sys.executable,
+            "-c",
+            TELL,
+        ]
+    )
     assert told.returncode == 0 and len(json.loads(told.stdout)["APEX_TOKEN"]) == 32
 
 
 def test_apex_train_refuses_such_a_token_before_there_is_a_run_folder(run_to_end, tmp_path):
-    train = [sys.executable, "-m", "launch.cli.main", "train", "cartpole", "--transport", "zmq", "--set", f"run.directory={tmp_path}/runs"]
+    train = [
+        sys.executable,
+        "-m",
+        "launch.cli.main",
+        "train",
+        "cartpole",
+        "--transport",
+        "zmq",
+        "--set",
+        f"run.directory={tmp_path}/runs",
+    ]
     ended = run_to_end(train, {"APEX_TOKEN": "5a"})
-    assert ended.returncode == 2 and ended.stderr.startswith("apex: APEX_TOKEN has 1 bytes") and len(ended.stderr.splitlines()) == 1
+    assert (
+        ended.returncode == 2
+        and ended.stderr.startswith("apex: APEX_TOKEN has 1 bytes")
+        and len(ended.stderr.splitlines()) == 1
+    )
     assert not ended.stdout and not list(tmp_path.iterdir())
 
 
@@ -125,7 +169,8 @@ def test_an_empty_token_is_none_and_one_is_made_where_all_ranks_are_of_one_launc
 
 
 def test_it_ends_with_the_process_that_started_it(start, tmp_path):
-    program = f"import subprocess, sys; subprocess.run([*{SPAWN!r}, '-n', '2', '--', sys.executable, '-c', sys.argv[1], sys.argv[2]])"
+    command = f"[*{SPAWN!r}, '-n', '2', '--', sys.executable, '-c', sys.argv[1], sys.argv[2]]"
+    program = f"import subprocess, sys; subprocess.run({command})"
     job = start([sys.executable, "-c", program, STAY, tmp_path])
     job.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 20, "two ranks")
     job.process.kill()
@@ -158,14 +203,32 @@ def replaced(start, tmp_path):
     """Return ``replaced(how) -> job`` of two ranks, of which the second has been lost and started again."""
 
     def job_of(how: str):
-        job = start([*SPAWN, "-n", 2, "--may-lose", 1, "--lives", 1, "--", sys.executable, "-c", TAKES_PLACE, tmp_path, how])
+        job = start(
+            [
+                *SPAWN,
+                "-n",
+                2,
+                "--may-lose",
+                1,
+                "--lives",
+                1,
+                "--",
+                sys.executable,
+                "-c",
+                TAKES_PLACE,
+                tmp_path,
+                how,
+            ]
+        )
         job.wait_until((tmp_path / "1-1").exists, 20, "a new process")
         return job
 
     return job_of
 
 
-def test_a_process_that_takes_a_place_does_not_die_of_a_SIGUSR1_that_comes_while_it_starts(replaced, tmp_path):
+def test_a_process_that_takes_a_place_does_not_die_of_a_SIGUSR1_that_comes_while_it_starts(
+    replaced, tmp_path
+):
     job = replaced("leaves")
     os.kill(job.rank(1), signal.SIGUSR1)
     (tmp_path / "through").touch()

@@ -17,7 +17,8 @@ TOKEN, SECRET = bytes(range(16)), b"nobody on the way is to read this; "
 @pytest.mark.parametrize(
     "endpoint, open_to_others",
     [
-        ("ipc:///tmp/x", False), ("tcp://127.0.0.1:5", True), ("tcp://127.9.9.9:*", True), ("tcp://localhost:5", True),
+        ("ipc:///tmp/x", False), ("tcp://127.0.0.1:5", True), ("tcp://127.9.9.9:*", True),
+        ("tcp://localhost:5", True),
         ("tcp://10.0.0.1:5", True), ("tcp://node7:*", True), ("tcp://0.0.0.0:5", True),
     ],
 )  # fmt: skip
@@ -89,9 +90,13 @@ def test_the_largest_message_that_is_allowed_arrives_encrypted_or_not(tapped):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_who_takes_the_port_of_this_host_first_does_not_learn_the_token(context, host):
     impostor = context.socket(zmq.ROUTER)
-    failures = impostor.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    failures = impostor.get_monitor_socket(
+        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    )
     impostor.bind("tcp://127.0.0.1:*")
-    link = Link(context, impostor.last_endpoint.decode().replace("127.0.0.1", host), TOKEN, 3, 0, Refusals("the link"))
+    link = Link(
+        context, impostor.last_endpoint.decode().replace("127.0.0.1", host), TOKEN, 3, 0, Refusals("the link")
+    )
     link.send(1, 2, np.frombuffer(SECRET, np.uint8))
     seen = dict(zmq.zmq_poll([(impostor, zmq.POLLIN), (failures, zmq.POLLIN)], 60_000))
     assert failures in seen and impostor not in seen

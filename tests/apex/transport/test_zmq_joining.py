@@ -39,7 +39,10 @@ def in_thread(call, *args) -> list:
 @pytest.fixture
 def learner(world, until):
     """The learner's port of a world whose ranks have met, and which tolerates losses."""
-    others = [in_thread(lambda rank=rank: zmq_port(world(rank), TOPOLOGY, LIMITS, ["survive"])) for rank in (1, 2, 3)]
+    others = [
+        in_thread(lambda rank=rank: zmq_port(world(rank), TOPOLOGY, LIMITS, ["survive"]))
+        for rank in (1, 2, 3)
+    ]
     port = zmq_port(world(0), TOPOLOGY, LIMITS, ["survive"])
     until(lambda: all(others))
     return port
@@ -78,9 +81,12 @@ def test_a_process_joins_and_is_told_what_the_learner_says(learner, world, until
 
 
 @pytest.mark.parametrize("rank, value", [
-    (REPLAY_RANK, ["host", 1, 1]), (ACTOR_RANK, ["host", 1]), (ACTOR_RANK, {}), (ACTOR_RANK, None), (ACTOR_RANK, ["host", "1", 1]),
+    (REPLAY_RANK, ["host", 1, 1]), (ACTOR_RANK, ["host", 1]), (ACTOR_RANK, {}), (ACTOR_RANK, None),
+    (ACTOR_RANK, ["host", "1", 1]),
 ])  # fmt: skip
-def test_a_wish_to_join_that_cannot_be_one_is_refused_and_nobody_is_lost_for_it(learner, world, until, rank, value):
+def test_a_wish_to_join_that_cannot_be_one_is_refused_and_nobody_is_lost_for_it(
+    learner, world, until, rank, value
+):
     world(rank, life=1)._box.send(_JOIN, 0, _encoded(value))
     processes = [list(process) for process in learner.wire.processes]
     until(lambda: learner.progress() or learner.refused)

@@ -1,4 +1,7 @@
-"""Messages between two ranks in one process: what is refused is dropped whole and counted, and changes nothing."""
+"""Messages between two ranks in one process.
+
+What is refused is dropped whole and counted, and changes nothing.
+"""
 
 import numpy as np
 import pytest
@@ -46,7 +49,14 @@ def test_a_payload_arrives_unchanged_and_aligned(pair, nbytes):
 
 @pytest.mark.parametrize(
     "frames",
-    [[b""], [HEADER[:-1]], [HEADER + b"x"], [b"Xpex" + HEADER[4:]], [b"", HEADER], [b"x", HEADER, b"payload"]],
+    [
+        [b""],
+        [HEADER[:-1]],
+        [HEADER + b"x"],
+        [b"Xpex" + HEADER[4:]],
+        [b"", HEADER],
+        [b"x", HEADER, b"payload"],
+    ],
     ids=["nothing", "short", "long", "another magic word", "nothing first", "something first"],
 )
 def test_a_header_that_is_none_is_refused_whole(pair, capfd, frames):
@@ -56,7 +66,10 @@ def test_a_header_that_is_none_is_refused_whole(pair, capfd, frames):
     link.send(2)
     assert receive(hub) == (3, 2, 0, False)
     assert hub.refusals.count == 1
-    assert capfd.readouterr().err == "apex: the hub refused a message from outside this run; more of this kind are only counted\n"
+    assert (
+        capfd.readouterr().err
+        == "apex: the hub refused a message from outside this run; more of this kind are only counted\n"
+    )
 
 
 @pytest.mark.parametrize("payload", [[bytes(100), b"more"], [bytes(10)] * 3], ids=["two", "three"])

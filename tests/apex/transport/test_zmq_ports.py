@@ -1,4 +1,6 @@
-"""The ZeroMQ transport against the conformance suite of ports, in processes of their own, over local sockets and over TCP."""
+"""The ZeroMQ transport against the conformance suite of ports, in processes of their own, over local sockets
+and over TCP.
+"""
 
 import contextlib
 import pickle
@@ -37,7 +39,9 @@ def outcomes(request, run_to_end, tmp_path_factory):
     ended = run_to_end(command(ranks, replay_ranks, "scenarios", folder, options))
     assert ended.returncode == 0, ended.stderr[-4000:]
     seen = [pickle.loads((folder / f"rank-{rank}").read_bytes()) for rank in range(ranks)]
-    return judge(Topology(ranks, replay_ranks), {name: list(zip(*(rank[name] for rank in seen))) for name in SCENARIOS})
+    return judge(
+        Topology(ranks, replay_ranks), {name: list(zip(*(rank[name] for rank in seen))) for name in SCENARIOS}
+    )
 
 
 class TestZmq(PortConformance):
@@ -49,7 +53,9 @@ OVER = {"ipc": [], "tcp": ["--endpoint", "tcp"]}
 
 @pytest.fixture(params=OVER.values(), ids=OVER)
 def storm(request, start, tmp_path):
-    return EndlessStorm(start, tmp_path / "storm", lambda folder: command(RANKS, 1, "endless", folder, request.param))
+    return EndlessStorm(
+        start, tmp_path / "storm", lambda folder: command(RANKS, 1, "endless", folder, request.param)
+    )
 
 
 class TestZmqDisturbed(Disturbance):
@@ -69,7 +75,9 @@ def test_garbage_from_strangers_changes_nothing_and_is_counted_where_it_is_heard
     assert storm.problems(EVENT_S) == {}
     refused = [storm.left(rank)["refused"] for rank in range(RANKS)]
     assert refused[2:] == [0, 0, 0]
-    if endpoint.startswith("ipc"):  # over TCP a stranger has no key of the job, and its connection ends before there is a message
+    if endpoint.startswith(
+        "ipc"
+    ):  # over TCP a stranger has no key of the job, and its connection ends before there is a message
         assert min(refused[:2]) >= sent > 0
 
 
@@ -77,7 +85,13 @@ def _send_garbage(context: zmq.Context, endpoint: str, rng: random.Random) -> in
     """Send messages that are well-formed only to ZeroMQ; return how many."""
     names = [None, b"r" + (3).to_bytes(4, "little") + bytes(16), b"r", rng.randbytes(255)]
     header = b"Apex" + (3).to_bytes(4, "little") + bytes(8)  # an intake batch's
-    messages = [[b""], [header, rng.randbytes(100)], [header] * 100, [rng.randbytes(16), rng.randbytes(1 << 16)], [b"", b"", b""]]
+    messages = [
+        [b""],
+        [header, rng.randbytes(100)],
+        [header] * 100,
+        [rng.randbytes(16), rng.randbytes(1 << 16)],
+        [b"", b"", b""],
+    ]
     for name in names:
         stranger = context.socket(zmq.DEALER)
         stranger.linger, stranger.sndtimeo = 2000, 2000  # a connection that is refused takes nothing
@@ -97,7 +111,10 @@ def _send_garbage(context: zmq.Context, endpoint: str, rng: random.Random) -> in
 
 
 def _send_bytes(endpoint: str, rng: random.Random) -> None:
-    """Send random bytes. ZeroMQ reads some as messages of its first version, which are counted; others end the connection."""
+    """Send random bytes. ZeroMQ reads some as messages of its first version, which are counted.
+
+    Others end the connection.
+    """
     scheme, _, address = endpoint.partition("://")
     for length in (0, 1, 64, 100_000):
         with socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET) as stranger:

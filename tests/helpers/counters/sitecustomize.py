@@ -1,6 +1,7 @@
 """Loaded by Python itself at the start of every process of a soak.
 
-Each rank leaves the counters it ended with in a file; an actor also has, at any time, what it has sent in another.
+Each rank leaves the counters it ended with in a file; an actor also has, at any time, what it has sent in
+another.
 """
 
 import importlib.abc
@@ -57,7 +58,10 @@ def _shared_floats(count: int):
     return floats
 
 
-_PATCHES = {"COUNTERS_FOLDER": ("apex.loop", _leave_counters), "SENT_FOLDER": ("actors.actor", _tell_what_is_sent)}
+_PATCHES = {
+    "COUNTERS_FOLDER": ("apex.loop", _leave_counters),
+    "SENT_FOLDER": ("actors.actor", _tell_what_is_sent),
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):

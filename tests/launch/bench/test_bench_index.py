@@ -26,7 +26,9 @@ def files(tmp_path_factory):
     """A short run of the reference, the default binary tree and plain Python, with both files written."""
     folder = tmp_path_factory.mktemp("bench")
     names = [REFERENCE, "binary", "python"]
-    bench_index.run(folder / "new" / "rows.json", folder / "rows.png", leaves=LEAVES, indexes=names, budget_s=1.0)
+    bench_index.run(
+        folder / "new" / "rows.json", folder / "rows.png", leaves=LEAVES, indexes=names, budget_s=1.0
+    )
     return folder / "new" / "rows.json", folder / "rows.png"
 
 
@@ -36,7 +38,11 @@ def written(files):
 
 
 def cells(rows, name):
-    return [(row["op"], row["k"], row["cache"]) for row in rows if row["index"] == name and row["caller"] == "python"]
+    return [
+        (row["op"], row["k"], row["cache"])
+        for row in rows
+        if row["index"] == name and row["caller"] == "python"
+    ]
 
 
 def refusal(capsys, *arguments) -> str:
@@ -54,7 +60,11 @@ def test_every_row_has_every_field_and_one_of_the_values_it_may(written):
     assert set(written) == {"machine", "rows"}
     for row in written["rows"]:
         assert set(row) == FIELDS
-        assert row["leaf"] in ("float64", "float32") and row["cache"] in ("hot", "cold") and row["caller"] in ("c", "python")
+        assert (
+            row["leaf"] in ("float64", "float32")
+            and row["cache"] in ("hot", "cold")
+            and row["caller"] in ("c", "python")
+        )
         assert (row["op"], row["k"]) in bench_index.OPS
 
 
@@ -70,7 +80,9 @@ def test_a_median_is_above_zero_and_between_its_quartiles(written):
 
 
 def test_the_reference_is_as_fast_as_itself_and_faster_than_plain_python(written):
-    ratios = {(row["index"], row["op"], row["k"], row["cache"]): row["ratio_to_binary"] for row in written["rows"]}
+    ratios = {
+        (row["index"], row["op"], row["k"], row["cache"]): row["ratio_to_binary"] for row in written["rows"]
+    }
     assert {ratio for (name, *_), ratio in ratios.items() if name == REFERENCE} == {1.0}
     assert ratios["python", "update", 2048, "hot"] < 0.5
 
@@ -91,7 +103,12 @@ def test_the_tables_show_updates_by_k_and_ratios(capsys, written):
     bench_report.show(written["machine"], written["rows"])
     shown = capsys.readouterr().out
     assert f"bytes a leaf: {REFERENCE} 32.0, binary 32.0" in shown
-    assert "pure Python" in shown and "32768" in shown and "x1.00" in shown and max(map(len, shown.splitlines())) <= 80
+    assert (
+        "pure Python" in shown
+        and "32768" in shown
+        and "x1.00" in shown
+        and max(map(len, shown.splitlines())) <= 80
+    )
 
 
 def test_without_the_reference_there_is_no_ratio(tmp_path):
@@ -105,7 +122,9 @@ def test_an_index_that_times_its_own_calls_has_rows_called_from_c():
         name = "timed"
 
         def time_calls(self, op, k, calls, cold_bytes, slots, mass, seed):
-            assert slots.dtype == np.int64 and mass.dtype == np.float64 and slots.size == mass.size == calls * k
+            assert (
+                slots.dtype == np.int64 and mass.dtype == np.float64 and slots.size == mass.size == calls * k
+            )
             assert cold_bytes in (0, bench_index.COLD_BYTES)
             return np.full(calls, 2.0 if cold_bytes else 1.0)
 
@@ -117,7 +136,9 @@ def test_an_index_that_times_its_own_calls_has_rows_called_from_c():
 
     rows = bench_index.Bench([Timed()], LEAVES, 3).measure(0.0, bench_report.progress())
     medians = {(row["op"], row["k"], row["cache"]): row["median_us"] for row in rows if row["caller"] == "c"}
-    assert medians == {(op, k, cache): us for op, k in bench_index.OPS for cache, us in (("hot", 1.0), ("cold", 2.0))}
+    assert medians == {
+        (op, k, cache): us for op, k in bench_index.OPS for cache, us in (("hot", 1.0), ("cold", 2.0))
+    }
     assert len(rows) == 2 * len(medians)
 
 
@@ -146,7 +167,9 @@ def test_inserts_follow_each_other_and_stay_inside_the_ring():
 
 
 @pytest.mark.parametrize("hot", [False, True])
-@pytest.mark.parametrize("share_s, cost_s", [(1.0, 1e-6), (1.0, 1e-3), (0.0, 1e-3), (-1.0, 1e-3), (0.01, 5.0)])
+@pytest.mark.parametrize(
+    "share_s, cost_s", [(1.0, 1e-6), (1.0, 1e-3), (0.0, 1e-3), (-1.0, 1e-3), (0.01, 5.0)]
+)
 def test_a_plan_has_a_few_repetitions_and_keeps_to_its_share_beyond_them(share_s, cost_s, hot):
     repetitions, calls, warm = bench_index.plan(share_s, cost_s, 7, hot)
     assert 3 <= repetitions <= 7 and calls >= 1
@@ -156,7 +179,10 @@ def test_a_plan_has_a_few_repetitions_and_keeps_to_its_share_beyond_them(share_s
 
 def test_ratios_are_paired_within_each_repetition():
     cell = bench_index.Cell("sample", 512, "hot", "python")
-    ours, theirs = [np.array([1.0]), np.array([10.0]), np.array([2.0])], [np.array([3.0]), np.array([30.0]), np.array([8.0])]
+    ours, theirs = (
+        [np.array([1.0]), np.array([10.0]), np.array([2.0])],
+        [np.array([3.0]), np.array([30.0]), np.array([8.0])],
+    )
     candidate = Candidate()
     candidate.name = "x"
     assert bench_index._row(candidate, cell, ours, theirs)["ratio_to_binary"] == 3.0
@@ -219,9 +245,12 @@ def test_asking_whether_a_file_can_be_written_leaves_nothing_behind(tmp_path):
 
 
 def test_the_command_ends_with_status_0_and_prints_the_tables():
-    code = "import sys, launch.bench.index as b; b.QUICK_S = 1.0; from launch.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys, launch.bench.index as b; b.QUICK_S = 1.0; "
+    code += "from launch.cli.main import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["bench", "index", "--leaves", str(LEAVES), "--indexes", "binary", "--quick"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "called from Python, cold" in done.stdout and "Traceback" not in done.stderr
 
@@ -255,7 +284,10 @@ def test_the_plain_tree_finds_the_slot_that_the_cumulative_sum_finds():
 def test_the_plain_tree_draws_one_slot_from_each_stratum_with_its_probability():
     mass = bench_index.masses(np.random.default_rng(4), 100)
     slots, probability = PythonTree(mass).sample(512)
-    ends, stratum = np.cumsum(mass), mass.sum() / 512  # whichever point of its stratum is drawn: a slot ends after it begins
+    ends, stratum = (
+        np.cumsum(mass),
+        mass.sum() / 512,
+    )  # whichever point of its stratum is drawn: a slot ends after it begins
     assert (ends[slots] > stratum * np.arange(512) * (1 - 1e-12)).all()
     assert ((ends - mass)[slots] < stratum * np.arange(1, 513) * (1 + 1e-12)).all()
     assert np.allclose(probability, mass[slots] / mass.sum(), rtol=1e-12)
@@ -278,4 +310,6 @@ def test_another_library_draws_what_was_updated_and_inserted(name):
     assert np.isin(drawn_slots(candidate), [7, 4000]).mean() > 0.9
     candidate.insert(*candidate.prepare_insert(100, np.full(50, 1e5)))
     slots = drawn_slots(candidate)
-    assert np.ptp(slots) < 50 and slots.min() < (50 if name == "cpprb" else 150)  # cpprb puts it where its own ring goes on
+    assert np.ptp(slots) < 50 and slots.min() < (
+        50 if name == "cpprb" else 150
+    )  # cpprb puts it where its own ring goes on

@@ -1,4 +1,7 @@
-"""The pickled baselines of `apex compare`: what arrives equals what was sent, and their ports keep the rules of `apex.ports`."""
+"""The pickled baselines of `apex compare`.
+
+What arrives equals what was sent, and their ports keep the rules of `apex.ports`.
+"""
 
 import pickle
 
@@ -28,7 +31,10 @@ def travel(content):
 
 
 def intake_message(rng, count, frames):
-    """Return an intake message with pointers of every kind: consecutive, zero frames, the same frame again."""
+    """Return an intake message with pointers of every kind.
+
+    Consecutive, zero frames, the same frame again.
+    """
     message = aligned_bytes(intake_nbytes(FORM.intake, synthetic.SPEC, frames))
     message[:] = rng.integers(0, 256, message.shape, np.uint8)
     views = FORM._intake_views(message)
@@ -51,7 +57,15 @@ def test_an_intake_batch_arrives_as_it_was_sent(count, frames, seed):
     assert nbytes == len(message)
     sent, got = FORM._intake_views(message), FORM.intake.views(landing)
     assert got["header"].tolist() == [count, frames, 1, 7]
-    for name in ("obs_frames", "next_obs_frames", "action", "reward", "discount", "priority", "param_version"):
+    for name in (
+        "obs_frames",
+        "next_obs_frames",
+        "action",
+        "reward",
+        "discount",
+        "priority",
+        "param_version",
+    ):
         assert np.array_equal(sent[name][:count], got[name][:count])
     used = np.unique([sent[name][:count] for name in ("obs_frames", "next_obs_frames")])
     used = used[used >= 0]
@@ -86,7 +100,9 @@ def test_a_sample_batch_and_priorities_arrive_as_they_were_sent():
 
 @pytest.fixture
 def ports():
-    return [world.make_port(PickledWire(wire, FORM), TOPOLOGY, LIMITS) for wire in LocalWorld(TOPOLOGY.size).wires]
+    return [
+        world.make_port(PickledWire(wire, FORM), TOPOLOGY, LIMITS) for wire in LocalWorld(TOPOLOGY.size).wires
+    ]
 
 
 def test_synthetic_roles_over_pickled_ports_lose_nothing_and_end(ports, monkeypatch):
@@ -101,7 +117,11 @@ def test_synthetic_roles_over_pickled_ports_lose_nothing_and_end(ports, monkeypa
     assert synthetic.lost_batches([actor.sent for actor in actors], [replay.account.received]) == 0
     replay.replay.check()
     found = replay.results()
-    assert found["transitions_per_s"] > 0 and found["samples_per_s"] > 0 and learner.results()["sample_ms_p50"] > 0
+    assert (
+        found["transitions_per_s"] > 0
+        and found["samples_per_s"] > 0
+        and learner.results()["sample_ms_p50"] > 0
+    )
 
 
 def progress(ports, times=3):

@@ -42,14 +42,20 @@ def test_a_script_is_short_has_its_settings_on_top_and_is_valid_shell(path):
     lines = path.read_text().splitlines()
     assert len(lines) <= 65 and max(map(len, lines)) <= 140
     commands = [at for at, line in enumerate(lines) if line and not line.startswith("#")]
-    assert all(at < commands[0] for at, line in enumerate(lines) if line.startswith("#SBATCH")), "sbatch reads no further"
+    assert all(at < commands[0] for at, line in enumerate(lines) if line.startswith("#SBATCH")), (
+        "sbatch reads no further"
+    )
     subprocess.run(["bash", "-n", path], check=True)
 
 
 def test_what_is_beside_the_code_is_packaged():
-    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["launch"]
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "launch"
+    ]
     found = {path for pattern in packaged for path in (ROOT / "launch").glob(pattern)}
-    beside = {path for path in (ROOT / "launch").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    beside = {
+        path for path in (ROOT / "launch").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
     assert found == beside and set(ALL) <= found
 
 
@@ -65,11 +71,22 @@ def test_ranks_by_default_are_those_that_the_preset_asks_for(capsys):
 
 
 def test_many_nodes_are_started_as_the_site_says(capsys):
-    text = shown(capsys, nodes=3, ranks_per_node=8, setup="module load 'my mpi'", launch="mpirun", time="01:00:00", partition="cpu")
+    text = shown(
+        capsys,
+        nodes=3,
+        ranks_per_node=8,
+        setup="module load 'my mpi'",
+        launch="mpirun",
+        time="01:00:00",
+        partition="cpu",
+    )
     assert {"--nodes=3", "--ntasks-per-node=8", "--time=01:00:00", "--partition=cpu"} <= set(options(text))
     said = subprocess.run(
-        ["bash", "-c", text[: text.index('\neval "')] + '\nprintf "%s|%s" "$SETUP" "$LAUNCH"'], capture_output=True, text=True, check=True
-    )  # fmt: skip
+        ["bash", "-c", text[: text.index('\neval "')] + '\nprintf "%s|%s" "$SETUP" "$LAUNCH"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert said.stdout == "module load 'my mpi'|mpirun"
 
 
@@ -81,8 +98,16 @@ def test_the_command_that_the_environment_names_is_the_one_that_runs(capsys, mon
 def test_the_parts_of_a_heterogeneous_job_have_options_of_their_own(capsys):
     more = ("replay.ranks=2", "replay.capacity=100_000", "learner.threads=3")
     text = shown(
-        capsys, kind="heterogeneous", overrides=more, nodes=2, ranks_per_node=5, partition="cpu", learner_partition="gpu", gpus=2, mem="8G"
-    )  # fmt: skip
+        capsys,
+        kind="heterogeneous",
+        overrides=more,
+        nodes=2,
+        ranks_per_node=5,
+        partition="cpu",
+        learner_partition="gpu",
+        gpus=2,
+        mem="8G",
+    )
     learner, actors = (set(options(part)) for part in text.split("#SBATCH hetjob\n"))
     assert {"--ntasks=4", "--cpus-per-task=3", "--gres=gpu:2", "--partition=gpu", "--mem=8G"} <= learner
     assert {"--nodes=2", "--ntasks-per-node=5", "--cpus-per-task=1", "--partition=cpu", "--mem=8G"} <= actors
@@ -90,10 +115,17 @@ def test_the_parts_of_a_heterogeneous_job_have_options_of_their_own(capsys):
 
 
 def test_an_option_is_put_where_it_is_or_added_and_none_takes_it_out():
-    script = "#!/bin/bash\n#SBATCH --time=1\n##SBATCH --gres=gpu:1\n#SBATCH --mem=2\n\nA=${A:-1}  # why\necho\n"
+    script = (
+        "#!/bin/bash\n#SBATCH --time=1\n##SBATCH --gres=gpu:1\n#SBATCH --mem=2\n\nA=${A:-1}  # why\necho\n"
+    )
     filled = fill(script, [{"time": None, "gres": "gpu:3", "qos": "low", "requeue": ""}], {"A": "it's"})
     assert options(filled) == ["--gres=gpu:3", "--mem=2", "--qos=low", "--requeue"]
-    assert subprocess.run(["bash", "-c", filled + "echo $A"], capture_output=True, text=True).stdout.split("\n")[1] == "it's"
+    assert (
+        subprocess.run(["bash", "-c", filled + "echo $A"], capture_output=True, text=True).stdout.split("\n")[
+            1
+        ]
+        == "it's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,8 +161,25 @@ def test_a_machine_without_sbatch_is_told_of_in_one_line_and_nothing_is_written(
 
 
 def test_the_command_passes_what_it_is_given():
-    command = [sys.executable, "-m", "launch.cli.main", "submit", "cartpole", "--seed", "3", "--nodes", "2", "--dry-run"]
-    said = subprocess.run([*command, "--transport", "mpi", "--sbatch", "qos=low"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    command = [
+        sys.executable,
+        "-m",
+        "launch.cli.main",
+        "submit",
+        "cartpole",
+        "--seed",
+        "3",
+        "--nodes",
+        "2",
+        "--dry-run",
+    ]
+    said = subprocess.run(
+        [*command, "--transport", "mpi", "--sbatch", "qos=low"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert said.returncode == 0, said.stderr
     assert said.stdout.endswith("# sbatch THIS_FILE cartpole --set run.transport=mpi --set run.seed=3\n")
     assert "#SBATCH --qos=low\n" in said.stdout

@@ -23,7 +23,9 @@ def test_our_modules_are_found_from_any_folder_before_those_of_the_user(monkeypa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     program = "import launch.cli.main, sys; print(launch.cli.main.__file__, sys.path)"
     command = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(command, env=processes.environment_for({}), cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=processes.environment_for({}), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith(str(ROOT / "launch" / "cli" / "main.py")) and str(tmp_path) in done.stdout
 
 
@@ -34,16 +36,24 @@ def test_without_a_path_of_the_users_there_is_only_ours(monkeypatch):
 
 
 def version_of_mpirun(python) -> str:
-    """Return what the mpirun beside a Python says, started as a run starts it, where PATH does not lead to it."""
+    """Return what the mpirun beside a Python says, started as a run starts it, where PATH does not lead to
+    it.
+    """
     program = """if True:
         import subprocess
         from apex import processes
         from launch.run import launchers
-        said = subprocess.run([launchers.find_mpirun(), "--version"], env=processes.environment_for({}), capture_output=True, text=True)
+        command = [launchers.find_mpirun(), "--version"]
+        said = subprocess.run(command, env=processes.environment_for({}), capture_output=True, text=True)
         print(said.stdout + said.stderr)
     """
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(numpy.__file__).parents[1])))}
-    return subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(numpy.__file__).parents[1]))),
+    }
+    return subprocess.run(
+        [python, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_an_mpirun_finds_the_programs_beside_it_where_the_environment_is_not_activated(tmp_path):

@@ -48,7 +48,11 @@ def launcher(request, memory):
         pytest.skip("no namespace of their own for processes here")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [*command, "-c", IN_USE, memory, VARIABLE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*command, "-c", IN_USE, memory, VARIABLE],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         yield process, Path(process.stdout.readline().strip())
@@ -74,7 +78,7 @@ def test_what_a_killed_launcher_has_left_goes_with_the_next_run(memory, launcher
         assert list(memory.iterdir()) == [Path(variables[VARIABLE])]
 
 
-def test_a_folder_is_left_over_even_where_another_process_has_the_number_of_the_one_that_made_it(memory):
+def test_a_folder_is_left_over_even_where_its_maker_s_process_id_is_used_again(memory):
     (memory / f"apex-segments-{os.getppid()}-x").mkdir()
     with launchers.segments() as variables:
         assert list(memory.iterdir()) == [Path(variables[VARIABLE])]

@@ -1,4 +1,7 @@
-"""Whole runs of real CartPole in one process: repeatable, apart from each other, ended and limited as configured."""
+"""Whole runs of real CartPole in one process.
+
+Repeatable, apart from each other, ended and limited as configured.
+"""
 
 import itertools
 import json
@@ -46,7 +49,9 @@ def test_a_run_does_not_depend_on_which_index_draws_or_how_often_it_logs(tmp_pat
 
 
 class Beginnings:
-    """A ``make_envs`` that keeps each vector's seeds and first observations, and what the actors explore with."""
+    """A ``make_envs`` that keeps each vector's seeds and first observations, and what the actors explore
+    with.
+    """
 
     def __init__(self, real):
         self.real, self.seeds, self.observations, self.explorations = real, [], [], []
@@ -66,7 +71,13 @@ def beginnings(config, monkeypatch):
     kept, spec = Beginnings(make_envs), env_spec(config.env)
     monkeypatch.setattr(actor, "make_envs", kept)
     for index in range(config.actor.count):
-        made = actor.Actor(config, spec, SimpleNamespace(intake_memory=aligned_bytes, handover=None), index, config.actor.count)
+        made = actor.Actor(
+            config,
+            spec,
+            SimpleNamespace(intake_memory=aligned_bytes, handover=None),
+            index,
+            config.actor.count,
+        )
         kept.explorations.append(made.rng.random())
         made.close()
     return kept
@@ -75,7 +86,9 @@ def beginnings(config, monkeypatch):
 @pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1"])
 def test_no_two_environments_of_a_run_start_alike_and_another_run_starts_otherwise(name, monkeypatch):
     settings = [*TINY, f"env.id={name}", "actor.count=4", "actor.envs=3"]
-    one, same, other = (beginnings(load("cartpole", [*settings, f"run.seed={seed}"]), monkeypatch) for seed in (0, 0, 1))
+    one, same, other = (
+        beginnings(load("cartpole", [*settings, f"run.seed={seed}"]), monkeypatch) for seed in (0, 0, 1)
+    )
     assert len(set(one.seeds)) == 12 and (one.seeds, one.observations) == (same.seeds, same.observations)
     assert not set(one.seeds) & set(other.seeds)
     assert len({*one.observations, *other.observations}) == 24
@@ -83,12 +96,22 @@ def test_no_two_environments_of_a_run_start_alike_and_another_run_starts_otherwi
 
 
 def test_the_environments_of_360_actors_and_of_neighbouring_runs_have_seeds_of_their_own():
-    taken = [seeds.environment_seed(run, actor * 16) + row for run in range(5) for actor in range(360) for row in range(16)]
+    taken = [
+        seeds.environment_seed(run, actor * 16) + row
+        for run in range(5)
+        for actor in range(360)
+        for row in range(16)
+    ]
     assert len(set(taken)) == 5 * 360 * 16 and all(0 <= seed < 2**31 for seed in taken)
 
 
 def test_every_random_stream_of_a_run_differs_and_repeats():
-    names = [(run, stream, index) for run in range(3) for stream in ("learner", "replay", "actor") for index in range(20)]
+    names = [
+        (run, stream, index)
+        for run in range(3)
+        for stream in ("learner", "replay", "actor")
+        for index in range(20)
+    ]
     for draw in (lambda *name: seeds.generator(*name).integers(2**62), seeds.integer):
         drawn = [draw(*name) for name in names]
         assert len(set(drawn)) == len(names) and drawn == [draw(*name) for name in names]
@@ -131,11 +154,15 @@ def test_evaluation_happened_and_the_best_weights_were_kept(finished):
     result = finished.folder.result()
     assert result["eval_return"] > 0 and result["eval_episodes"] == 2
     best = checkpoint.load(finished.folder.checkpoints / "best.pt")
-    assert best["learner_steps"] <= STEPS and set(best["online"]) == set(finished.learner.train.online.state_dict())
+    assert best["learner_steps"] <= STEPS and set(best["online"]) == set(
+        finished.learner.train.online.state_dict()
+    )
 
 
 def test_a_run_ends_at_its_target_return(tmp_path):
-    run = Run(tmp_path, "run.max_learner_steps=100000", "run.target_return=5", "run.stop_at_target=true").start()
+    run = Run(
+        tmp_path, "run.max_learner_steps=100000", "run.target_return=5", "run.stop_at_target=true"
+    ).start()
     result = run.folder.result()
     assert result["reason"] == "target_return" and result["eval_return"] >= 5 and len(run.losses) < 1000
 
@@ -150,16 +177,24 @@ def test_the_replay_ratio_stays_in_the_limiters_band_for_the_whole_run(tmp_path,
     def work(self, real=ReplayService.work):
         done, limit = real(self), self.limiter
         if limit.sampled:
-            owed.append(((limit.ratio * limit.inserted - limit.sampled), limit.low, limit.high + limit.ratio * 10))
+            owed.append(
+                ((limit.ratio * limit.inserted - limit.sampled), limit.low, limit.high + limit.ratio * 10)
+            )
         return done
 
     monkeypatch.setattr(ReplayService, "work", work)
-    run = Run(tmp_path, f"replay.samples_per_insert={ratio}", f"replay.ranks={ranks}", "replay.error_buffer=1").start()
+    run = Run(
+        tmp_path, f"replay.samples_per_insert={ratio}", f"replay.ranks={ranks}", "replay.error_buffer=1"
+    ).start()
     assert len(owed) > 50 and all(low <= d <= high for d, low, high in owed)
     assert all(role.replay.sampled > 0 and role.replay.inserted > 0 for role in run.replays)
-    drawn, inserted = (sum(getattr(role.replay, name) for role in run.replays) for name in ("sampled", "inserted"))
+    drawn, inserted = (
+        sum(getattr(role.replay, name) for role in run.replays) for name in ("sampled", "inserted")
+    )
     assert drawn >= STEPS * 16
-    slack = 2 * ratio * 100 + ranks * 10 * ratio * (1 + 2 * run.config.actor.in_flight)  # the band, and what was still on its way
+    slack = 2 * ratio * 100 + ranks * 10 * ratio * (
+        1 + 2 * run.config.actor.in_flight
+    )  # the band, and what was still on its way
     assert abs(ratio * inserted - drawn) <= slack
 
 
@@ -172,7 +207,9 @@ def test_transitions_carry_versions_the_learner_has_published(finished):
 
 
 @pytest.mark.parametrize("transport", ["local", "zmq"])
-def test_a_publish_is_the_network_under_its_version_and_step_and_between_processes_somebody_waits_for_it(tmp_path, monkeypatch, transport):
+def test_a_publish_is_the_network_of_its_version_and_step_and_somebody_waits_for_it(
+    tmp_path, monkeypatch, transport
+):
     publishes, real = [], Learner._publish_if_requested
 
     def publish_if_wanted(learner, steps):
@@ -184,14 +221,18 @@ def test_a_publish_is_the_network_under_its_version_and_step_and_between_process
             vector = np.zeros(weights.size(network), np.float32)
             weights.flatten(network, vector)
             same = weight_layout(len(vector)).views(newest)["vector"].tobytes() == vector.tobytes()
-            publishes.append((weight_header(newest) == (before + 1, steps), waits or transport == "local", same, steps))
+            publishes.append(
+                (weight_header(newest) == (before + 1, steps), waits or transport == "local", same, steps)
+            )
 
     monkeypatch.setattr(Learner, "_publish_if_requested", publish_if_wanted)
     Run(tmp_path, f"run.transport={transport}", "learner.checkpoint_period=100000").start()
     assert all(part is True for publish in publishes for part in publish[:3])
     steps = [steps for *_, steps in publishes]
     assert steps[0] == 0 and len(steps) > 2
-    assert all(later // 10 > earlier // 10 for earlier, later in itertools.pairwise(steps)), "learner.publish_period is 10"
+    assert all(later // 10 > earlier // 10 for earlier, later in itertools.pairwise(steps)), (
+        "learner.publish_period is 10"
+    )
     assert transport == "zmq" or steps == list(range(0, STEPS, 10))
 
 
@@ -200,13 +241,24 @@ def test_a_publish_is_the_network_under_its_version_and_step_and_between_process
 
 def arguments(folder, *more):
     overrides = [*TINY, f"run.directory={folder}", "run.max_learner_steps=10"]
-    return ["train", "cartpole", "--transport", "local", *itertools.chain.from_iterable(("--set", o) for o in overrides), *more]
+    return [
+        "train",
+        "cartpole",
+        "--transport",
+        "local",
+        *itertools.chain.from_iterable(("--set", o) for o in overrides),
+        *more,
+    ]
 
 
 def test_the_command_trains_and_sums_up(tmp_path, capfd):
     assert command.main(arguments(tmp_path, "--seed", "7")) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert "5 ranks over local" in lines[0] and "ended by learner_steps" in lines[-1] and "10 learner steps" in lines[-1]
+    assert (
+        "5 ranks over local" in lines[0]
+        and "ended by learner_steps" in lines[-1]
+        and "10 learner steps" in lines[-1]
+    )
     folder = RunFolder(tmp_path / "latest")
     assert folder.result()["seed"] == 7 and load(str(folder.config_path)).run.seed == 7
 

@@ -1,4 +1,6 @@
-"""Looking that fails: another user's files, and a disk that does not answer, are neither missing nor the end of a run."""
+"""Looking that fails: another user's files, and a disk that does not answer, are neither missing nor the end
+of a run.
+"""
 
 import errno
 import os
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("as_before")
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """Return a run in a folder that another user can reach and owns, after each command has worked once in it."""
+    """Return a run in a folder that another user can reach and owns, after each command has worked once in
+    it.
+    """
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         runs = Runs(tmp_path_factory.mktemp("run"), "cartpole", patch)
         runs.train(30)
@@ -34,7 +38,10 @@ def theirs(tmp_path_factory):
         for path in (Path(folder), run, *run.rglob("*")):
             os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
         for name in ("eval", "plot"):
-            assert main([*COMMANDS[name], str(run), *(["--out", str(run / "x.png")] if name == "plot" else [])]) == 0
+            assert (
+                main([*COMMANDS[name], str(run), *(["--out", str(run / "x.png")] if name == "plot" else [])])
+                == 0
+            )
         (run / "x.png").unlink()
         # The other user may not be able to import what is not imported yet.
         resume.newest(run / "checkpoints", load(str(run / "config.toml")))
@@ -42,17 +49,30 @@ def theirs(tmp_path_factory):
 
 
 COMMANDS = {
-    "train": ["train", "--set", "run.max_learner_steps=40", "--resume"], "eval": ["eval", "--episodes", "1"], "plot": ["plot"],
+    "train": ["train", "--set", "run.max_learner_steps=40", "--resume"], "eval": ["eval", "--episodes", "1"],
+    "plot": ["plot"],
 }  # fmt: skip
 NEEDS = {
-    "train": ["config.toml", "metrics.jsonl", ".", "checkpoints", "checkpoints/best.pt", "checkpoints/step-000000030/learner.pt"],
-    "eval": ["config.toml", ".", "checkpoints", "checkpoints/best.pt"], "plot": ["config.toml", "metrics.jsonl", "."],
-}  # fmt: skip
+    "train": [
+        "config.toml",
+        "metrics.jsonl",
+        ".",
+        "checkpoints",
+        "checkpoints/best.pt",
+        "checkpoints/step-000000030/learner.pt",
+    ],
+    "eval": ["config.toml", ".", "checkpoints", "checkpoints/best.pt"],
+    "plot": ["config.toml", "metrics.jsonl", "."],
+}
 
 
 @as_root
-@pytest.mark.parametrize("command, part", [(command, part) for command, parts in NEEDS.items() for part in parts])
-def test_what_is_closed_to_the_user_of_a_command_is_named_in_one_line_and_not_called_missing(theirs, command, part):
+@pytest.mark.parametrize(
+    "command, part", [(command, part) for command, parts in NEEDS.items() for part in parts]
+)
+def test_what_is_closed_to_the_user_of_a_command_is_named_in_one_line_and_not_called_missing(
+    theirs, command, part
+):
     path = Path(os.path.normpath(theirs / part))
     more = ["--out", str(theirs / "x.png")] if command == "plot" and part != "." else []
     more = more or (["--out", str(theirs.parent / "x.png")] if command == "plot" else [])

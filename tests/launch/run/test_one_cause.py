@@ -1,4 +1,7 @@
-"""Copies with one cause: a damaged segment costs its own places; what cannot be looked at is not missing; one job a folder."""
+"""Copies with one cause: a damaged segment costs its own places; what cannot be looked at is not missing.
+
+One job a folder.
+"""
 
 import errno
 import json
@@ -119,7 +122,10 @@ def test_one_byte_in_an_actors_part_costs_its_checkpoint_and_is_found_before_the
 
 
 @as_root
-@pytest.mark.parametrize("part", ["learner.pt", "manifest.json", "replay-0.npz", "bin", ".", "..", "../../config.toml", "../best.pt"])
+@pytest.mark.parametrize(
+    "part",
+    ["learner.pt", "manifest.json", "replay-0.npz", "bin", ".", "..", "../../config.toml", "../best.pt"],
+)
 def test_what_another_user_may_not_read_is_refused_and_nothing_changes(runs, part):
     run = runs("a")
     run.train(60)
@@ -133,12 +139,18 @@ def test_what_another_user_may_not_read_is_refused_and_nothing_changes(runs, par
         refused = as_nobody(run.folder)
     finally:
         path.chmod(mode & 0o7777)
-    assert "Permission denied" in refused and str(path.relative_to(run.folder.path)) in refused and refused.count("\n") == 0, refused
+    assert (
+        "Permission denied" in refused
+        and str(path.relative_to(run.folder.path)) in refused
+        and refused.count("\n") == 0
+    ), refused
     assert names_below(run.folder.path) == before
 
 
 def as_nobody(folder):
-    """Return how ``apex train --resume`` is refused in a child that is another user and stands in the run folder."""
+    """Return how ``apex train --resume`` is refused in a child that is another user and stands in the run
+    folder.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -181,7 +193,11 @@ def test_reads_that_the_kernel_fails_are_refused_and_a_pipe_is_no_file(tmp_path)
     with pytest.raises(Unreadable, match="Input/output error"):
         look.read("/proc/self/mem")
     os.mkfifo(tmp_path / "pipe")
-    assert look.read(tmp_path / "pipe") is None and look.read(tmp_path) is None and look.read(tmp_path / "none") is None
+    assert (
+        look.read(tmp_path / "pipe") is None
+        and look.read(tmp_path) is None
+        and look.read(tmp_path / "none") is None
+    )
     last = write(tmp_path / "c", 200)
     before = write(tmp_path / "c", 100)
     (last / "learner.bin").unlink()
@@ -191,9 +207,13 @@ def test_reads_that_the_kernel_fails_are_refused_and_a_pipe_is_no_file(tmp_path)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=5,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
 )  # fmt: skip
-ROWS = JSON | st.dictionaries(st.sampled_from(["wall_s", "env_frames", "agent_steps", "evaluations", "eval_return", "train_return"]), JSON)
+ROWS = JSON | st.dictionaries(
+    st.sampled_from(["wall_s", "env_frames", "agent_steps", "evaluations", "eval_return", "train_return"]),
+    JSON,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -207,7 +227,9 @@ def test_json_that_is_not_ours_is_refused_in_one_line(tmp_path_factory, rows, ot
     wrong = not all(is_number_or_none(row.get(name)) for row in ours for name in ROW_FIELDS)
     assert refuses(folder.check_rows, "metrics.jsonl") == wrong
     nothing = all(row.get("wall_s") is None for row in ours)
-    assert refuses(lambda: _figure([folder.path]), "metrics.jsonl", "nothing to plot yet") == (wrong or nothing)
+    assert refuses(lambda: _figure([folder.path]), "metrics.jsonl", "nothing to plot yet") == (
+        wrong or nothing
+    )
     (folder.path / "result.json").write_text(json.dumps(other))
     assert refuses(folder.result, "result.json")
     step = folder.checkpoints / "step-000000100"
@@ -218,7 +240,9 @@ def test_json_that_is_not_ours_is_refused_in_one_line(tmp_path_factory, rows, ot
 
 
 def is_number_or_none(value):
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300)
+    return value is None or (
+        isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+    )
 
 
 def refuses(call, *names):
@@ -233,18 +257,23 @@ def refuses(call, *names):
 
 def test_a_row_of_text_in_place_of_a_number_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"wall_s": "soon"}\n')
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl is not a run's log: wall_s = \"soon\" is not a finite number"):
+    with pytest.raises(
+        ConfigError, match=r"metrics\.jsonl is not a run's log: wall_s = \"soon\" is not a finite number"
+    ):
         _figure([tmp_path])
 
 
-HOLD = "import sys; from apex import run_lock; run_lock.take(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys; from apex import run_lock; run_lock.take(sys.argv[1]); "
+HOLD += "print('held', flush=True); sys.stdin.read()"
 
 
 def test_a_second_job_in_a_folder_is_refused_in_one_line_and_changes_nothing(runs, capsys):
     run = runs("a")
     run.train(30)
     folder = run.folder.path.resolve()
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with holder:
         assert holder.stdout.readline() == b"held\n"
         before = names_below(folder)
@@ -282,17 +311,24 @@ def test_a_lock_on_a_file_that_has_been_removed_meanwhile_is_none(tmp_path, monk
     monkeypatch.setattr(run_lock.fcntl, "flock", removed_before)
     run_lock.take(tmp_path)
     assert len(calls) == 2
-    refused = subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    refused = subprocess.run(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     assert "is in use by process" in refused.stderr
     run_lock.give(tmp_path)
 
 
 def test_a_lock_is_not_inherited_by_what_the_holder_starts(tmp_path):
     run_lock.take(tmp_path)
-    sleeper = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, close_fds=False)
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, close_fds=False
+    )
     with sleeper:
         run_lock.give(tmp_path)
-        assert subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.DEVNULL).returncode == 0
+        assert (
+            subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.DEVNULL).returncode
+            == 0
+        )
         sleeper.stdin.close()
 
 

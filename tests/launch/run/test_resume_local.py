@@ -54,12 +54,25 @@ class TestToTheLastBit:
         assert cut.everything() == everything
 
     def test_how_often_checkpoints_are_taken_does_not_change_a_run(self, runs):
-        seldom, often = runs("seldom", learner__checkpoint_period=1000), runs("often", learner__checkpoint_period=7)
+        seldom, often = (
+            runs("seldom", learner__checkpoint_period=1000),
+            runs("often", learner__checkpoint_period=7),
+        )
         assert seldom.train(90) == often.train(90)
 
     def test_an_atari_game_goes_on_where_it_was(self, runs):
-        changes = {"actor__count": 1, "actor__envs": 2, "replay__min_size": 60, "learner__checkpoint_period": 1000}
-        changes |= {"evaluator__episodes": 1, "env__max_episode_frames": 200, "env__frame_size": 42, "algorithm__network": "small_cnn"}
+        changes = {
+            "actor__count": 1,
+            "actor__envs": 2,
+            "replay__min_size": 60,
+            "learner__checkpoint_period": 1000,
+        }
+        changes |= {
+            "evaluator__episodes": 1,
+            "env__max_episode_frames": 200,
+            "env__frame_size": 42,
+            "algorithm__network": "small_cnn",
+        }
         losses = runs("whole", "pong-small", **changes).train(24)
         cut = runs("cut", "pong-small", **changes)
         assert cut.train(9) | cut.resume(24) == losses
@@ -72,7 +85,16 @@ class TestTheLog:
         before = cut.folder.rows()
         cut.resume(130)
         rows = cut.folder.rows()
-        for name in ("wall_s", "learner_steps", "agent_steps", "env_frames", "episodes", "transitions", "param_version", "evaluations"):
+        for name in (
+            "wall_s",
+            "learner_steps",
+            "agent_steps",
+            "env_frames",
+            "episodes",
+            "transitions",
+            "param_version",
+            "evaluations",
+        ):
             values = [row[name] for row in rows]
             assert values == sorted(values), name
         aside = cut.folder.path / "metrics-lost.jsonl"
@@ -86,18 +108,36 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "change, named",
         [
-            ("algorithm.hidden=32", "algorithm.hidden = 32"), ("algorithm.dueling=false", "algorithm.dueling"),
-            ("algorithm.n_step=2", "algorithm.n_step"), ("env.id=Acrobot-v1", "env.id"), ("actor.intake_batch=20", "actor.intake_batch"),
-            ("replay.alpha=0.5", "replay.alpha"), ("replay.index=rank", "replay.index"), ("learner.optimizer=rmsprop", "learner.optimizer"),
+            ("algorithm.hidden=32", "algorithm.hidden = 32"),
+            ("algorithm.dueling=false", "algorithm.dueling"),
+            ("algorithm.n_step=2", "algorithm.n_step"), ("env.id=Acrobot-v1", "env.id"),
+            ("actor.intake_batch=20", "actor.intake_batch"),
+            ("replay.alpha=0.5", "replay.alpha"), ("replay.index=rank", "replay.index"),
+            ("learner.optimizer=rmsprop", "learner.optimizer"),
             ("replay.capacity=100", "replay.capacity = 100"),
         ],
     )  # fmt: skip
-    def test_what_cannot_go_on_is_refused_with_the_field_and_nothing_is_changed(self, runs, capsys, change, named):
+    def test_what_cannot_go_on_is_refused_with_the_field_and_nothing_is_changed(
+        self, runs, capsys, change, named
+    ):
         run = runs("run")
         run.train(40)
         before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
         capsys.readouterr()
-        assert main(["train", "--resume", str(run.folder.path), "--set", "run.max_learner_steps=80", "--set", change]) == 2
+        assert (
+            main(
+                [
+                    "train",
+                    "--resume",
+                    str(run.folder.path),
+                    "--set",
+                    "run.max_learner_steps=80",
+                    "--set",
+                    change,
+                ]
+            )
+            == 2
+        )
         told = capsys.readouterr().err
         assert named in told and told.count("\n") == 1
         assert {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()} == before
@@ -112,11 +152,16 @@ class TestRefusals:
         "limits, said",
         [
             ({"run__max_wall_s": 0.001}, "run.max_wall_s = 0.001 has been reached"),
-            ({"run__stop_at_target": "true", "run__target_return": 1}, "run.target_return = 1 has been reached"),
+            (
+                {"run__stop_at_target": "true", "run__target_return": 1},
+                "run.target_return = 1 has been reached",
+            ),
         ],
         ids=["time", "target"],
     )
-    def test_a_run_that_has_reached_its_time_or_target_is_refused_before_anything_is_changed(self, runs, capsys, limits, said):
+    def test_a_run_that_has_reached_its_time_or_target_is_refused_before_anything_is_changed(
+        self, runs, capsys, limits, said
+    ):
         run = runs("run", **limits)
         run.train(100_000)
         before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
@@ -129,7 +174,9 @@ class TestRefusals:
             way_out = ["--set", "run.target_return=1e9", "--set", "run.max_learner_steps=1"]
             assert main(["train", "--resume", str(run.folder.path), *way_out]) == 0
 
-    def test_another_environments_preset_a_run_without_checkpoints_and_no_run_are_refused(self, runs, capsys, tmp_path):
+    def test_another_environments_preset_a_run_without_checkpoints_and_no_run_are_refused(
+        self, runs, capsys, tmp_path
+    ):
         run = runs("run")
         run.train(40)
         for arguments, why in (
@@ -145,23 +192,35 @@ class TestRefusals:
 
 
 class TestChanges:
-    @pytest.mark.parametrize("change", ["replay.ranks=2", "replay.capacity=1000", "actor.count=3", "actor.count=1", "replay.index=numpy"])
+    @pytest.mark.parametrize(
+        "change",
+        ["replay.ranks=2", "replay.capacity=1000", "actor.count=3", "actor.count=1", "replay.index=numpy"],
+    )
     def test_a_change_of_ranks_capacity_or_index_keeps_counts_and_contents(self, runs, change):
         run = runs("run")
         run.train(60)
         replay = run.roles[1].replay
         masses = sorted(mass for mass in replay.index.save() if mass)
         steps = sum(role.counters["agent_steps"] for role in run.roles if role.counters.role == "actor")
-        saved = json.loads((run.folder.checkpoints / "step-000000060" / "replay-0.json").read_text())["values"]
+        saved = json.loads((run.folder.checkpoints / "step-000000060" / "replay-0.json").read_text())[
+            "values"
+        ]
         run.resume(61, "--set", change)
         now = [role.replay for role in run.roles if role.counters.role == "replay"]
-        assert sum(r.inserted for r in now) >= saved["replay"]["inserted"] and sum(r.sampled for r in now) > saved["replay"]["sampled"]
-        assert sum(role.counters["agent_steps"] for role in run.roles if role.counters.role == "actor") >= steps
+        assert (
+            sum(r.inserted for r in now) >= saved["replay"]["inserted"]
+            and sum(r.sampled for r in now) > saved["replay"]["sampled"]
+        )
+        assert (
+            sum(role.counters["agent_steps"] for role in run.roles if role.counters.role == "actor") >= steps
+        )
         assert len(masses) - 60 <= sum(r.size for r in now) <= len(masses) + 60
         for r in now:
             r.check()
 
-    def test_a_checkpoint_of_which_a_rank_s_part_is_not_seen_is_none_and_the_run_goes_on(self, runs, capsys, monkeypatch):
+    def test_a_checkpoint_of_which_a_rank_s_part_is_not_seen_is_none_and_the_run_goes_on(
+        self, runs, capsys, monkeypatch
+    ):
         finish = Part.finish
 
         def lose(part, values):
@@ -173,8 +232,14 @@ class TestChanges:
         monkeypatch.setattr(checkpoint, "PARTS_SEEN_S", 0.1)
         run = runs("run", replay__ranks=2)
         assert list(run.train(65)) == list(range(1, 66))
-        assert "apex: warning: no checkpoint step-000000030: its part replay-1 was written but is not seen in" in capsys.readouterr().err
-        assert sorted(path.name for path in run.folder.checkpoints.glob("*step-*")) == ["step-000000060", "step-000000065"]
+        assert (
+            "apex: warning: no checkpoint step-000000030: its part replay-1 was written but is not seen in"
+            in capsys.readouterr().err
+        )
+        assert sorted(path.name for path in run.folder.checkpoints.glob("*step-*")) == [
+            "step-000000060",
+            "step-000000065",
+        ]
         assert list(run.resume(70)) == list(range(66, 71))
 
     def test_without_replay_in_its_checkpoints_a_run_goes_on_with_an_empty_one(self, runs):
@@ -191,7 +256,12 @@ class TestChanges:
         run = runs("old")
         run.train(30)
         path = run.folder.path / "config.toml"
-        path.write_text(path.read_text().replace("heartbeat_timeout_s", "silence_s").replace("error_buffer", "error_band"))
+        path.write_text(
+            path.read_text().replace("heartbeat_timeout_s", "silence_s").replace("error_buffer", "error_band")
+        )
         assert list(run.resume(40)) == list(range(31, 41))
         told = capsys.readouterr().err
-        assert "'run.silence_s' is now 'run.heartbeat_timeout_s'" in told and "'replay.error_band' is now" in told
+        assert (
+            "'run.silence_s' is now 'run.heartbeat_timeout_s'" in told
+            and "'replay.error_band' is now" in told
+        )

@@ -17,9 +17,11 @@ from launch.run import job, view
 from launch.run.meeting import Meeting
 
 ROW = dict.fromkeys(ROW_FIELDS) | {
-    "wall_s": 12.34, "learner_steps": 4210, "learner_steps_per_s": 512.3, "agent_steps": 83_456, "env_frames": 83_456,
+    "wall_s": 12.34, "learner_steps": 4210, "learner_steps_per_s": 512.3, "agent_steps": 83_456,
+    "env_frames": 83_456,
     "agent_steps_per_s": 5_120.0, "transitions_per_s": 4_900.0, "replay_size": 42_000, "replay_fill": 0.42,
-    "samples_per_insert": 6.13, "staleness": 0.84, "learner_wait_pct": 3.2, "actor_wait_pct": 55.0, "loss": 0.0212,
+    "samples_per_insert": 6.13, "staleness": 0.84, "learner_wait_pct": 3.2, "actor_wait_pct": 55.0,
+    "loss": 0.0212,
     "train_return": 187.3, "eval_return": 412.0, "eval_episodes": 20, "evaluations": 4, "stale_updates": 7,
 }  # fmt: skip
 
@@ -58,9 +60,18 @@ def test_the_first_row_of_a_hub_is_a_line_and_a_table():
 
 @pytest.mark.parametrize(
     "value, text",
-    [(0, "0"), (9_999, "9999"), (10_000, "10K"), (83_456, "83K"), (999_400, "999K"), (999_600, "1.0M"), (12.3e6, "12M"),
-     (1.234e9, "1.2G"), (5e13, "50000G")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (9_999, "9999"),
+        (10_000, "10K"),
+        (83_456, "83K"),
+        (999_400, "999K"),
+        (999_600, "1.0M"),
+        (12.3e6, "12M"),
+        (1.234e9, "1.2G"),
+        (5e13, "50000G"),
+    ],
+)
 def test_counts_are_short(value, text):
     assert view._count(value) == text
 
@@ -80,7 +91,14 @@ def test_the_table_has_a_line_for_each_role():
     for role, parts in {
         "learner": ("4210 steps", "512/s", "3%", "loss 0.021"),
         "actors": ("83K steps", "5.1K/s", "55%", "train return 187.3"),
-        "replay": ("42K transitions", "4.9K/s", "42% full", "replay ratio 6.1", "staleness 0.8", "stale updates 7"),
+        "replay": (
+            "42K transitions",
+            "4.9K/s",
+            "42% full",
+            "replay ratio 6.1",
+            "staleness 0.8",
+            "stale updates 7",
+        ),
         "evaluator": ("4 evaluations", "eval return 412.0", "episodes 20"),
     }.items():
         assert [part for part in parts if part not in lines[role]] == []
@@ -167,10 +185,18 @@ def test_a_run_whose_folder_the_disk_does_not_give_goes_on(tmp_path):
     folder, config, looks = RunFolder(tmp_path), load("cartpole"), []
     with pytest.raises(ConfigError, match="cannot be read"):
         folder.error()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as process:  # ends with the block
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, start_new_session=True
+    ) as process:  # ends with the block
         meeting = Meeting(tmp_path, make(config), 600.0, 600.0)
         running = job._Job(process, folder, config, meeting, SimpleNamespace(first=None, is_forced=False))
-        view.follow(tmp_path, lambda: looks.append(running.is_running()) or len(looks) < 2, "title", console(False), 0.0)
+        view.follow(
+            tmp_path,
+            lambda: looks.append(running.is_running()) or len(looks) < 2,
+            "title",
+            console(False),
+            0.0,
+        )
     assert looks == [True, True]
 
 
