@@ -1,4 +1,4 @@
-/* arrays.c: what Python hands over, looked at before C reads it. */
+/* arrays.c: checks the arrays of Python before C reads them. */
 #include "arrays.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* arrays.h - Python's arrays as C reads them: opened, checked, closed.
  *
- * What does not fit raises Unfit. An array that is open is to be closed by the caller. */
+ * An array that C cannot read raises Unfit. The caller closes every array that it opened. */
 #ifndef APEX_ARRAYS_H
 #define APEX_ARRAYS_H
 
@@ -21,8 +21,8 @@ int open_array(PyObject *object, char type, int writable, Py_buffer *view);
 /* Input: open arrays. Result: they are closed. */
 void close_arrays(Py_buffer *views, int count);
 
-/* Input: buffers. Result: whether one that is written to shares memory with another: C could then read
- * what it has just written, as a slot even. */
+/* Input: buffers. Result: whether a written buffer shares memory with another one. C could then read its
+ * own output as input, even as a slot. */
 int overlap(const Py_buffer *views, int count);
 
 /* Input: the arguments of a call, and a letter for each as in open_array, upper case where written to.

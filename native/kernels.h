@@ -1,4 +1,4 @@
-/* kernels.h: what is compiled once for each instruction set: vectors, and the names that tell the copies apart.
+/* kernels.h: vectors, and distinct names for code that is compiled once for each instruction set.
  *
  * A file that includes this is compiled with ISA=portable and, on x86-64, with ISA=avx2 and AVX2 allowed.
  * Vectors are GCC's, so that one source fits any machine. Every element is added in one order, whatever

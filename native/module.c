@@ -1,8 +1,8 @@
 /* module.c: the Python module native._native: segment_tree.h, gather.h and within.h, with arrays as buffers.
  *
  * It is thin: it checks that an array is what C will read (one dimension, contiguous, aligned, of the
- * right type), calls, and raises Refused with the row that C refuses. What to say about that row is
- * left to Python. Only the limited API is used, so that one file serves every Python from 3.11 on.
+ * right type), calls, and raises Refused with the row that C refuses. Python words the
+ * message. Only the limited API is used, so that one file serves every Python from 3.11 on.
  */
 #include "arrays.h"
 #include "gather.h"
@@ -16,7 +16,7 @@ typedef struct {
 
 static PyObject *Refused;
 
-/* Input: what a call returned and its buffers. Result: they are released; None, or NULL and Refused. */
+/* Input: the result of a call and its buffers. Result: releases them; None, or NULL and Refused. */
 static PyObject *finish(int64_t row, Py_buffer *views, int count)
 {
     close_arrays(views, count);

@@ -13,8 +13,8 @@
  *
  * Calls take batches: k rows in, k rows out.
  *
- * Refusals: a call that returns a row checks every row before it changes the tree or writes an
- * output. On a refusal nothing at all was changed or written. -1 is success.
+ * Errors: a call that returns a row checks every row before it changes the tree or writes an output. If
+ * it returns a row, nothing has changed. -1 is success.
  *
  * Ownership: the caller owns every array; none is kept after the call. A call's arrays must not
  * overlap. k <= 0 is a call that does nothing and succeeds; the arrays are then not read.
@@ -23,7 +23,7 @@
  *  - The sum of all masses must stay <= DBL_MAX. Above it the total is infinite: leaves returned
  *    are still valid and above zero, but no longer drawn in proportion.
  *  - The calling thread is in the default floating point mode: round to nearest, denormals kept.
- *  - One tree is for one thread at a time; different trees are independent.
+ *  - Only one thread at a time may use a tree; different trees are independent.
  */
 #ifndef SEGMENT_TREE_H
 #define SEGMENT_TREE_H
@@ -54,7 +54,7 @@ enum { BINARY_AUTO, BINARY_ELEMENT, BINARY_REBUILD, BINARY_LEVELS };
  * overflows, or when memory runs out. `alpha` is the exponent of a ranked tree, from 0 to
  * SEGMENT_TREE_LARGEST_ALPHA (or the result is NULL), and not read for the others. `portable` keeps a
  * tree from using AVX2 where the machine has it; the results are the same. The caller owns the tree and
- * ends it with segment_tree_destroy. O(capacity). */
+ * frees it with segment_tree_destroy. O(capacity). */
 segment_tree *segment_tree_create(int kind, int64_t capacity, double alpha, int portable);
 
 /* Frees the tree. NULL is fine. O(1). */
@@ -66,7 +66,7 @@ int64_t segment_tree_capacity(const segment_tree *tree);
 /* The memory the tree holds, in bytes: that of the most blocks it ever used, for a ranked tree. O(1). */
 int64_t segment_tree_bytes(const segment_tree *tree);
 
-/* What runs the calls: "avx2", "portable", "cpu", "openacc host" or "openacc device". A constant. */
+/* The name of what runs the calls: "avx2", "portable", "cpu", "openacc host" or "openacc device". A constant. */
 const char *segment_tree_backend(const segment_tree *tree);
 
 /* mass of slots[row] = mass[row] for each of the k rows; of duplicate slots the last row wins, in the

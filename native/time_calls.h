@@ -1,4 +1,4 @@
-/* time_calls.h: how long calls of a tree take when C makes them, for `apex bench index`. */
+/* time_calls.h: times the calls of a tree from C, for `apex bench index`. */
 #ifndef TIME_CALLS_H
 #define TIME_CALLS_H
 
@@ -11,11 +11,10 @@
  *   "insert"  k neighbouring slots, the next ones with each insert, none of which wraps around; their
  *             masses are the next ones of `mass`, and `slots` are not read;
  *   "step"    k draws, k updates, and ten inserts of 50.
- * `seed` is where the stream of draws begins, and how many such calls with inserts there were before.
- * Before each call, untimed, `cold_bytes` bytes are copied from one place to another, as a replay rank
- * copies frames between two calls.
- * Returns 0; -1, and nothing was called, when `op` is unknown, an array is too short, the tree too small
- * for its inserts, or memory runs out. The tree is changed; slots and masses must be ones it accepts. */
+ * `seed` is the state of the stream of draws, and the number of earlier calls with inserts.
+ * Before each call, untimed, it copies `cold_bytes` bytes, as a replay rank copies frames between calls.
+ * Returns 0; or -1 without any call if `op` is unknown, an array is too short, the tree is too small for
+ * the inserts, or memory runs out. The calls change the tree; it must accept all slots and masses. */
 int time_calls(segment_tree *tree, const char *op, int64_t k, int64_t cold_bytes, uint64_t seed,
                const int64_t *slots, const double *mass, int64_t rows, double *us, int64_t calls);
 

@@ -1,4 +1,4 @@
-/* tree_kind.h: what a kind of tree gives to segment_tree.c, which checks all arguments before it calls.
+/* tree_kind.h: what a kind of tree implements. segment_tree.c checks all arguments before it calls.
  *
  * In every call 0 < k, slots are inside [0, capacity), masses are allowed, and targets are inside
  * [0, total). A mass may be -0.0, which each kind stores as +0.0. */
@@ -55,10 +55,10 @@ struct segment_tree {
     double largest; /* the largest mass that a leaf can hold */
 };
 
-/* Memory of `bytes` > 0 bytes, on a cache line at least, owned by the caller, to be given back to
- * tree_release with the same number; NULL without memory. Large blocks are aligned to 2 MiB and the
- * kernel is advised to back them with huge pages: one TLB entry then covers 2 MiB of a tree that is read
- * at random. They are mapped, not taken from the heap, which would be left in pieces. */
+/* Allocates `bytes` > 0 bytes, aligned to a cache line; NULL without memory. The caller releases them with
+ * tree_release and the same number. Large blocks are aligned to 2 MiB, and the kernel is advised to back
+ * them with huge pages: one TLB entry then covers 2 MiB of a tree that is read at random. They are mapped,
+ * since the heap would fragment. */
 void *tree_memory(size_t bytes);
 void tree_release(void *memory, size_t bytes);
 
@@ -66,7 +66,7 @@ void tree_release(void *memory, size_t bytes);
 void wide_tree_destroy(segment_tree *tree);
 int64_t wide_tree_compare(const segment_tree *tree, const segment_tree *fresh);
 
-/* The makers of the kinds; arguments and result as in segment_tree_create. */
+/* Create a tree of each kind; arguments and result as in segment_tree_create. */
 segment_tree *wide_tree_create(int64_t capacity, int narrow, const tree_kernels *kernels);
 segment_tree *binary_tree_create(int64_t capacity);
 segment_tree *ranked_tree_create(int64_t capacity, double alpha);

@@ -1,4 +1,4 @@
-/* wide_tree.c: making and checking the wide tree of wide_tree.h. */
+/* wide_tree.c: creates and checks the wide tree of wide_tree.h. */
 #include "wide_tree.h"
 
 #include <float.h>
@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Input: a place in memory that is yet to be had, and a number of bytes. Result: where they begin;
- * the place moves on to the next line behind them. */
+/* Input: the end of a memory layout, and a number of bytes. Result: the offset of these bytes; the end
+ * moves to the next cache line behind them. */
 static size_t carve(size_t *end, size_t bytes)
 {
     size_t begin = *end;
@@ -15,7 +15,7 @@ static size_t carve(size_t *end, size_t bytes)
     return begin;
 }
 
-/* Input: as for carve, where memory begins, and a number of nodes. Result: their map has a place there. */
+/* Input: as for carve, the start of the memory, and a number of nodes. Result: the map of these nodes. */
 static dirty_map place_map(size_t *end, uintptr_t memory, int64_t nodes)
 {
     size_t lines = (size_t)dirty_lines(nodes);
@@ -25,7 +25,7 @@ static dirty_map place_map(size_t *end, uintptr_t memory, int64_t nodes)
     return map;
 }
 
-/* Input: a capacity and a leaf type. Result: the tree's levels and how long they are. */
+/* Input: a capacity and a leaf type. Result: the number of levels, and the entries of each. */
 static void measure(wide_tree *tree, int64_t capacity)
 {
     int64_t block = tree->narrow ? 16 : 8;
@@ -40,8 +40,8 @@ static void measure(wide_tree *tree, int64_t capacity)
     tree->entries[tree->top + 1] = tree->entries[tree->top] / WIDE_FAN;
 }
 
-/* Input: a measured tree and where its memory begins, or 0. Result: all its arrays have a place
- * there. The number of bytes that takes is returned. */
+/* Input: a measured tree and the start of its memory, or 0. Result: its arrays point into that memory.
+ * Returns the bytes that they take. */
 static size_t lay_out(wide_tree *tree, uintptr_t memory)
 {
     size_t end = 0;
@@ -57,7 +57,7 @@ static size_t lay_out(wide_tree *tree, uintptr_t memory)
     return end;
 }
 
-/* Input: a tree with memory. Result: all its leaves are zero, and everything above agrees. */
+/* Input: a tree with memory. Result: all its leaves are zero, and all sums and minima follow from them. */
 static void wide_make_empty(wide_tree *tree)
 {
     memset(tree->arena, 0, tree->arena_bytes);

@@ -1,7 +1,7 @@
 /* within.h - whether all numbers of an array lie between two bounds.
  *
- * The insert path of a replay rank looks at the pointers and columns of every intake batch before it
- * changes anything; for 50 of them the calls into NumPy would take longer than the insert. */
+ * A replay rank checks the pointers and columns of every intake batch before it changes anything. For a batch
+ * of 50 the calls into NumPy would take longer than the insert. */
 
 #ifndef APEX_WITHIN_H
 #define APEX_WITHIN_H

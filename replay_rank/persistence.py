@@ -1,9 +1,10 @@
-"""The ring of a replay rank on disk: written beside the service, and read by any number of ranks.
+"""The ring of a replay rank on disk: a thread writes it, and any number of ranks read it.
 
 Each place of the ring is written once, in the first checkpoint after its batch arrived. The ring is first in,
 first out. So a checkpoint writes one run of new places and links the segments that hold the rest. A thread
-writes straight from the ring, oldest place first; only 8 bytes of mass per slot are copied. Until a place is
-written nothing may land in it (:meth:`Segments.holds`). Since the oldest go first, intake rarely waits.
+writes directly from the ring, oldest place first; only 8 bytes of mass per slot are copied. A place that
+waits to be written receives no batch (:meth:`Segments.holds`). Since the oldest go first, intake rarely
+waits.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from replay_rank import replay as replays
 from replay_rank.rate_limit import RateLimiter
 from replay_rank.replay import Replay
 
-SEGMENT_BYTES = 256 << 20  # freed when its last place is evicted: the most that is kept in vain
-MOST_SEGMENTS = 512  # in one checkpoint; beyond, all is written anew
+SEGMENT_BYTES = 256 << 20  # freed when its last place is evicted, so at most this much is wasted
+MAX_SEGMENTS = 512  # in one checkpoint; above that, the whole ring is written again
 _SLICE_BYTES = 4 << 20
 _NOWHERE = -1
 
@@ -52,14 +53,14 @@ class Located:
         self.folder: Path | None = None  # the checkpoint that holds them
 
     def copy(self) -> Located:
-        """Return one that can be changed apart from this."""
+        """Return an independent copy."""
         new = Located(0)
         new.generation, new.segment, new.row = self.generation.copy(), self.segment.copy(), self.row.copy()
         new.files, new.folder = dict(self.files), self.folder
         return new
 
     def names_there(self) -> set[str]:
-        """Return the names in the checkpoint that holds them; none if looking fails: all is written again."""
+        """Return the file names in that checkpoint; none if it cannot be read, so all is rewritten."""
         try:
             return set() if self.folder is None else set(os.listdir(self.folder))
         except OSError:
@@ -71,7 +72,7 @@ class Segments:
 
     def __init__(self, checkpoints: Path, name: str, buffer: np.ndarray, ranks: int = 1):
         self.checkpoints, self.name, self.buffer, self.ranks = checkpoints, name, buffer, ranks
-        self.located = Located(len(buffer))  # in the newest checkpoint that is known to be whole
+        self.located = Located(len(buffer))  # in the newest checkpoint known to be complete
         self._pending: tuple[int, Located] | None = None
         self._unwritten = np.zeros(len(buffer), bool)
         self._thread: threading.Thread | None = None
@@ -79,7 +80,7 @@ class Segments:
         self._ended: OSError | BaseException | None = None
 
     def begin(self, request: CheckpointRequest, live: np.ndarray, state: dict) -> None:
-        """Start to write the places ``live`` (oldest first), and ``state``, which must not change any more.
+        """Start to write the places ``live`` (oldest first) and ``state``, which must not change meanwhile.
 
         ``state["replay"]["generation"]`` int64[places] tells which batch each place holds.
         """
@@ -97,11 +98,11 @@ class Segments:
         self._thread.start()
 
     def holds(self, place: int) -> bool:
-        """Whether ``place`` still has to be written, so that nothing may land there."""
+        """Whether ``place`` still waits to be written and must not receive a batch."""
         return bool(self._unwritten[place])
 
     def poll(self) -> int | None:
-        """Return 0, or the error number, once the checkpoint that was begun has been written or lost."""
+        """Return 0 or the error number once the current checkpoint is written or has failed, else None."""
         if self._thread is None or self._thread.is_alive():
             return None
         self._thread = None
@@ -112,12 +113,12 @@ class Segments:
         return self._ended.errno or errno.EIO
 
     def wait(self) -> None:
-        """Wait until the checkpoint that was begun has been written or lost."""
+        """Wait until the current checkpoint is written or has failed."""
         if self._thread is not None:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Stop writing: the run is ending. Waits for the slice in hand, at most some seconds."""
+        """Stop writing, since the run ends. Wait at most five seconds for the current slice."""
         if self._thread is not None:
             self._abandoned = True
             self._thread.join(5.0)
@@ -125,14 +126,14 @@ class Segments:
 
     @staticmethod
     def _forget_what_is_gone(located: Located, live: np.ndarray, generation: np.ndarray) -> None:
-        """Forget evicted places, and those of segments that somebody has removed: they are written again."""
+        """Forget evicted places, and places whose segment file is gone, so that they are written again."""
         there = located.names_there()
         kept = np.zeros(len(located.generation), bool)
         kept[live] = located.generation[live] == generation[live]
         found = [segment for segment, file in located.files.items() if file[0] in there]
         kept &= np.isin(located.segment, found)
         needed = set(np.unique(located.segment[kept]).tolist())
-        if len(needed) > MOST_SEGMENTS:
+        if len(needed) > MAX_SEGMENTS:
             kept[:], needed = False, set()
         located.generation[~kept], located.segment[~kept] = 0, _NOWHERE
         located.files = {segment: file for segment, file in located.files.items() if segment in needed}
@@ -162,7 +163,7 @@ class Segments:
             for file, size, digest in located.files.values():
                 part.adopt(folder / file, size, digest)
         except OSError:
-            self.located = Located(len(self.buffer))  # this one is lost; the next depends on no old file
+            self.located = Located(len(self.buffer))  # this checkpoint fails; the next needs no old file
             raise
 
     def _write_segments(
@@ -186,12 +187,12 @@ class Segments:
             located.files[segment] = (name, *part.files[name])
 
 
-def _slices(places: np.ndarray, most: int) -> Iterator[slice]:
-    """Yield ``places`` as slices of the ring, in order, of at most ``most`` places each."""
+def _slices(places: np.ndarray, max_places: int) -> Iterator[slice]:
+    """Yield ``places`` as slices of the ring, in order, of at most ``max_places`` each."""
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     for run in np.split(places, breaks):
-        for start in range(0, len(run), most):
-            piece = run[start : start + most]
+        for start in range(0, len(run), max_places):
+            piece = run[start : start + max_places]
             yield slice(int(piece[0]), int(piece[-1]) + 1)
 
 
@@ -233,7 +234,7 @@ def _is_file(value: object) -> bool:
 
 
 def check_values(values: dict, has_ring: bool) -> None:
-    """Raise :class:`apex.state.Unfit` if the plain values of a replay rank's part are not of this program."""
+    """Raise :class:`apex.state.Unfit` if the plain values of a replay rank's part are not valid."""
     require(values, _PART)
     if has_ring:
         require(values, {"segments": table_of(_is_file), "places": is_count})
@@ -292,7 +293,7 @@ def count_transitions(reader: Reader, files: Iterable[str]) -> tuple[int, int]:
 
 
 class Restore:
-    """Brings a new replay rank (``index`` of ``ranks``) to what a checkpoint holds."""
+    """Restores a new replay rank (``index`` of ``ranks``) from a checkpoint."""
 
     def __init__(self, reader: Reader, index: int, ranks: int):
         self.reader, self.index, self.ranks = reader, index, ranks
@@ -318,7 +319,7 @@ class Restore:
         _check_batches(replay, self.reader)
 
     def _empty(self, replay: Replay) -> dict:
-        """Return the state of a new rank with its share of the counts, and keys above all earlier keys."""
+        """Return the state of an empty rank with its share of the counts, and keys above all earlier ones."""
         state = replay.state_dict() | {name: self._share("replay", name) for name in replays.COUNTS}
         if self.index < len(self.old):
             state["strata"] = self.old[self.index]["replay"]["strata"]
@@ -330,8 +331,8 @@ class Restore:
     def _part(self, old: int) -> dict:
         """Return the state of an old rank without the places of segments that are missing.
 
-        A lost place is as if evicted: no transitions, no mass, and a generation whose keys were never given
-        out. So priorities in flight are stale.
+        A lost place counts as evicted: no transitions, no mass, and a new generation. So priorities in
+        flight are stale.
         """
         state = read_part(self.reader, old)
         replay, files = state["replay"], state["segments"]
@@ -350,7 +351,7 @@ class Restore:
         return share([old[owner][name] for old in self.old], self.ranks, self.index)
 
     def _restore_same(self, replay: Replay, segments: Segments, state: dict) -> None:
-        """The ring as it was, place by place; the next checkpoint only links what is on disk already."""
+        """Restore the ring place by place; the next checkpoint only links the files on disk."""
         held = state["replay"]
         live = live_places(held["count"], held["landing"])
         self._read(state, live, replay, live)
@@ -363,7 +364,7 @@ class Restore:
         segments.located = located
 
     def _deal(self, replay: Replay, parts: list[dict]) -> None:
-        """Take every ``ranks``-th place of all old ranks, oldest first, with keys above all earlier keys."""
+        """Restore every ``ranks``-th place of all old ranks, oldest first, with keys above all others."""
         state = self._empty(replay)
         olds, places = (column[self.index :: self.ranks] for column in self._in_age_order(parts))
         mass = state["index"]["mass"].reshape(-1, replay.batch)
@@ -375,7 +376,7 @@ class Restore:
         replay.load_state_dict(state | {"landing": len(places)})
 
     def _in_age_order(self, parts: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-        """Return old rank and place of all that is live, oldest first; all ranks' newest have one age."""
+        """Return old rank and place of all live places, oldest first; each rank's newest has age 1."""
         live = [live_places(part["replay"]["count"], part["replay"]["landing"]) for part in parts]
         olds = np.concatenate([np.full(len(places), old) for old, places in enumerate(live)])
         age = np.concatenate([np.arange(len(places), 0, -1) for places in live])
@@ -392,7 +393,7 @@ class Restore:
 
 
 def _check_batches(replay: Replay, reader: Reader) -> None:
-    """Check what came from a file as what comes from an actor: its pointers lead into the ring."""
+    """Check restored batches like batches from actors: their pointers lead into the ring."""
     store = replay.store
     for place in np.flatnonzero(replay.count).tolist():
         nbytes = intake_nbytes(store.layout, store.spec, int(store.views["header"][place, 1]))

@@ -44,7 +44,7 @@ def test_after_any_history_a_checkpoint_is_a_plain_copy_of_the_replay(data):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(persistence, "SEGMENT_BYTES", draw(st.sampled_from([1, 700, 10_000])))
         patch.setattr(persistence, "_SLICE_BYTES", draw(st.sampled_from([1, 500, 10_000])))
-        patch.setattr(persistence, "MOST_SEGMENTS", draw(st.sampled_from([3, 512])))
+        patch.setattr(persistence, "MAX_SEGMENTS", draw(st.sampled_from([3, 512])))
         keeper = Keeper(
             folder,
             BATCH * draw(st.integers(1, 7)),
