@@ -6,7 +6,7 @@ import sys
 import pytest
 from places import HELPERS
 
-from launch.run.launchers import launcher
+from launch.run.launchers import mpi as launcher
 
 PROGRAM, LEAVING = (HELPERS / name for name in ("stress_losing.py", "stress_leaving.py"))
 LAST = 4
