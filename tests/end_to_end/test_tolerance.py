@@ -164,6 +164,7 @@ def test_killed_or_stopped_acting_ranks_are_replaced_and_their_counts_survive_a_
     run.end()
 
 
+@pytest.mark.parametrize("run", ["mpi"], indirect=True)  # how it ends is the roles' own; kills are over both
 def test_an_actor_that_raises_tells_why_and_is_replaced(run, inject):
     fault = inject(ACTOR, module="actors.actor", cls="Actor", method="_step", how="raises", after=200)
     run.begin(env=fault)
@@ -219,6 +220,7 @@ def test_the_loss_of_learner_or_replay_ends_the_job_which_a_checkpoint_resumes(r
         run.end()
 
 
+@pytest.mark.parametrize("run", ["zmq"], indirect=True)  # the end is the endpoints' own
 def test_an_actor_that_is_stopped_while_the_run_ends_is_ended_and_the_run_ends_well(run):
     run.begin(run__shutdown_timeout_s=10)
     run.lose(signal.SIGSTOP, ACTOR)
