@@ -127,14 +127,6 @@ def _read_part(partial: Path, name: str, deadline: float) -> bytes:
         time.sleep(_LOOK_S)
 
 
-def verify(folder: Path) -> dict:
-    """Return the manifest; raises as :func:`examine` does, and :class:`Corrupt` for a wrong file."""
-    manifest, wrong = examine(folder)
-    for name, what in wrong.items():
-        raise Corrupt(f"checkpoint {folder}: {name} {what}")
-    return manifest
-
-
 def examine(folder: Path) -> tuple[dict, dict[str, str]]:
     """Compare every byte with the manifest. Return the manifest, and file name -> what is wrong with it.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apex import numbers
 from apex.output_file import OutputFile
 from replay_rank.index import PriorityIndex
 
@@ -129,7 +130,7 @@ def show(machine: dict, rows: list[dict]) -> None:
         markup=False,
     )
     if machine["bytes_per_leaf"]:
-        told = (f"{name} {_number(size)}" for name, size in machine["bytes_per_leaf"].items())
+        told = (f"{name} {numbers.figure(size)}" for name, size in machine["bytes_per_leaf"].items())
         console.print(f"bytes a leaf: {', '.join(told)}", markup=False)
     for text in machine["left_out"]:
         console.print(f"left out: {text}", markup=False)
@@ -152,7 +153,7 @@ def _show_updates(console: Console, rows: list[dict], cache: str) -> None:
     for name in columns:
         table.add_column(_SEED_COLUMNS[name], justify="right")
     for k in sorted({row["k"] for row in _named(rows, op="update")}):
-        table.add_row(str(k), *(_number(by_k[k]["median_us"]) for by_k in columns.values()))
+        table.add_row(str(k), *(numbers.figure(by_k[k]["median_us"]) for by_k in columns.values()))
     callers = {row["caller"] for name, by_k in columns.items() if name != "python" for row in by_k.values()}
     told = f"; the C trees are called from {' and '.join(map(_language, sorted(callers)))}" if callers else ""
     console.print(f"\n[bold]k updates of sum and minimum, {cache}[/bold]{told}")
@@ -181,15 +182,9 @@ def _table() -> Table:
 
 def _number_and_ratio(row: dict) -> str:
     ratio = row["ratio_to_binary"]
-    return _number(row["median_us"]) + ("" if ratio is None else f"\n[dim]x{_number(ratio)}[/dim]")
-
-
-def _number(value: float) -> str:
-    """Return all digits before the point and few after it, as in 0.0012, 0.012, 1.23, 12.3 and 12345."""
-    digits = next(
-        (digits for below, digits in ((0.01, 4), (0.1, 3), (10.0, 2), (100.0, 1)) if value < below), 0
+    return numbers.figure(row["median_us"]) + (
+        "" if ratio is None else f"\n[dim]x{numbers.figure(ratio)}[/dim]"
     )
-    return f"{value:.{digits}f}"
 
 
 def _language(caller: str) -> str:
@@ -293,7 +288,7 @@ def _draw_steps(panel: Axes, rows: list[dict]) -> None:
         bars = panel.barh(
             [place for place, _ in known], [ratio - 1.0 for _, ratio in known], height, left=1.0, label=cache
         )
-        panel.bar_label(bars, [_number(ratio) for _, ratio in known], padding=3, fontsize="small")
+        panel.bar_label(bars, [numbers.figure(ratio) for _, ratio in known], padding=3, fontsize="small")
     panel.axvline(1.0, color="0.4", linewidth=1, linestyle="--")
     panel.set_yticks(range(len(names)), names)
     panel.set(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from apex import processes
+from apex import numbers, processes
 from apex.output_file import OutputFile
 from launch.bench import report as bench_report
 from launch.bench.synthetic import METRICS
@@ -125,10 +125,12 @@ class Cell:
             "ratio": _ratio(self.ratio("transitions_per_s")),
             "batches": self._spread("batches_per_s"),
             "batches_ratio": _ratio(self.ratio("batches_per_s")),
-            "sample_ms": " / ".join(number(self.median(name)) for name in ("sample_ms_p50", "sample_ms_p99")),
+            "sample_ms": " / ".join(
+                numbers.figure(self.median(name)) for name in ("sample_ms_p50", "sample_ms_p99")
+            ),
             "lost": str(sum(lost)) if lost else "-",
         } | {
-            name: number(self.median(name))
+            name: numbers.figure(self.median(name))
             for name in ("mb_per_s", "learner_wait_pct", "cpu_s_per_million", "peak_mb")
         }
 
@@ -136,20 +138,12 @@ class Cell:
         values = self.values(metric)
         if not values:
             return "failed" if self.errors() and len(self.errors()) == len(self.rows) else "-"
-        text = number(statistics.median(values))
-        return text if len(values) == 1 else f"{text} [{number(min(values))}..{number(max(values))}]"
-
-
-def number(value: float | None) -> str:
-    """Return three digits or all before the point; '-' where not known."""
-    if value is None:
-        return "-"
-    digits = next((digits for below, digits in ((1.0, 3), (10.0, 2), (100.0, 1)) if abs(value) < below), 0)
-    return f"{value:.{digits}f}"
+        middle, low, high = map(numbers.figure, (statistics.median(values), min(values), max(values)))
+        return middle if len(values) == 1 else f"{middle} [{low}..{high}]"
 
 
 def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{number(value)}x"
+    return "-" if value is None else f"{numbers.figure(value)}x"
 
 
 class Comparison:
@@ -204,7 +198,7 @@ class Comparison:
         }
         senders = f"{actors} sender{'s' if actors > 1 else ''}"
         return (
-            f"mpi, {senders}, {regime} cores: {number(mb_per_s)} MB/s into the ring, "
+            f"mpi, {senders}, {regime} cores: {numbers.figure(mb_per_s)} MB/s into the ring, "
             f"{shares['plain']:.0f} % of the plain memcpy rate "
             f"of as many processes, {shares['messages']:.0f} % of copying messages that lie in a cache"
         )

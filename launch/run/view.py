@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apex import numbers
 from apex.config import Config
 from apex.look import Unreadable
 from apex.refusals import KINDS
@@ -49,15 +50,15 @@ def _evaluated(result: dict) -> str:
 def line(row: dict) -> str:
     """Return a row of the log as one line without colours; '-' where a value is not known."""
     parts = (
-        f"{_number(row.get('wall_s')):>6}s",
-        f"learner {_count(row.get('learner_steps'))} ({_rate(row.get('learner_steps_per_s'))})",
-        f"agent {_count(row.get('agent_steps'))} ({_rate(row.get('agent_steps_per_s'))})",
-        f"replay {_fill(row)} ratio {_number(row.get('samples_per_insert'))}",
-        f"staleness {_number(row.get('staleness'))}",
-        f"wait {_percent(row.get('learner_wait_pct'))}",
-        f"loss {_small(row.get('loss'))}",
-        f"train {_number(row.get('train_return'))}",
-        f"eval {_number(row.get('eval_return'))}",
+        f"{numbers.decimal(row.get('wall_s')):>6}s",
+        f"learner {numbers.count(row.get('learner_steps'))} ({numbers.rate(row.get('learner_steps_per_s'))})",
+        f"agent {numbers.count(row.get('agent_steps'))} ({numbers.rate(row.get('agent_steps_per_s'))})",
+        f"replay {_fill(row)} ratio {numbers.decimal(row.get('samples_per_insert'))}",
+        f"staleness {numbers.decimal(row.get('staleness'))}",
+        f"wait {numbers.percent(row.get('learner_wait_pct'))}",
+        f"loss {numbers.small(row.get('loss'))}",
+        f"train {numbers.decimal(row.get('train_return'))}",
+        f"eval {numbers.decimal(row.get('eval_return'))}",
         *_losses(row),
         *_refused(row),
     )
@@ -75,7 +76,7 @@ def table(row: dict, title: str) -> Table:
     result.add_column("")
     for cells in (_learner(row), _actors(row), _replay(row), _evaluator(row)):
         result.add_row(*cells)
-    result.caption = "  ".join((f"{_number(row.get('wall_s'))} s", *_refused(row)))
+    result.caption = "  ".join((f"{numbers.decimal(row.get('wall_s'))} s", *_refused(row)))
     return result
 
 
@@ -160,22 +161,26 @@ def _show_live(
 
 def _learner(row: dict) -> tuple[str, ...]:
     details = (
-        f"loss {_small(row.get('loss'))}  TD error {_small(row.get('td_error'))}  "
-        f"Q {_number(row.get('q_value'))}"
-        f"  grad norm {_small(row.get('grad_norm'))}"
+        f"loss {numbers.small(row.get('loss'))}  TD error {numbers.small(row.get('td_error'))}  "
+        f"Q {numbers.decimal(row.get('q_value'))}"
+        f"  grad norm {numbers.small(row.get('grad_norm'))}"
     )
-    done, rate = f"{_count(row.get('learner_steps'))} steps", _rate(row.get("learner_steps_per_s"))
-    return "learner", done, rate, _percent(row.get("learner_wait_pct")), details
+    done, rate = (
+        f"{numbers.count(row.get('learner_steps'))} steps",
+        numbers.rate(row.get("learner_steps_per_s")),
+    )
+    return "learner", done, rate, numbers.percent(row.get("learner_wait_pct")), details
 
 
 def _actors(row: dict) -> tuple[str, ...]:
     details = (
-        f"train return {_number(row.get('train_return'))}  episodes {_count(row.get('episodes'))}"
-        f"  env frames {_count(row.get('env_frames'))}"
+        f"train return {numbers.decimal(row.get('train_return'))}  "
+        f"episodes {numbers.count(row.get('episodes'))}"
+        f"  env frames {numbers.count(row.get('env_frames'))}"
     )
     details = "  ".join((details, *_losses(row)))
-    done, rate = f"{_count(row.get('agent_steps'))} steps", _rate(row.get("agent_steps_per_s"))
-    return "actors", done, rate, _percent(row.get("actor_wait_pct")), details
+    done, rate = f"{numbers.count(row.get('agent_steps'))} steps", numbers.rate(row.get("agent_steps_per_s"))
+    return "actors", done, rate, numbers.percent(row.get("actor_wait_pct")), details
 
 
 def _losses(row: dict) -> tuple[str, ...]:
@@ -187,60 +192,30 @@ def _losses(row: dict) -> tuple[str, ...]:
 def _refused(row: dict) -> tuple[str, ...]:
     """Return how many messages all ranks have refused, if they have any."""
     total = sum(row.get(f"refused_{kind}") or 0 for kind in KINDS)
-    return (f"{_count(total)} messages refused",) if total else ()
+    return (f"{numbers.count(total)} messages refused",) if total else ()
 
 
 def _replay(row: dict) -> tuple[str, ...]:
     details = (
-        f"{_fill(row)} full  replay ratio {_number(row.get('samples_per_insert'))}  staleness"
-        f" {_number(row.get('staleness'))}  stale updates {_count(row.get('stale_updates'))}"
+        f"{_fill(row)} full  replay ratio {numbers.decimal(row.get('samples_per_insert'))}  staleness"
+        f" {numbers.decimal(row.get('staleness'))}  stale updates {numbers.count(row.get('stale_updates'))}"
     )
-    done = f"{_count(row.get('replay_size'))} transitions"
-    return "replay", done, _rate(row.get("transitions_per_s")), "", details
+    done = f"{numbers.count(row.get('replay_size'))} transitions"
+    return "replay", done, numbers.rate(row.get("transitions_per_s")), "", details
 
 
 def _evaluator(row: dict) -> tuple[str, ...]:
     details = (
-        f"eval return {_number(row.get('eval_return'))}  episodes {_count(row.get('eval_episodes'))}"
-        f"  version {_count(row.get('eval_version'))} of {_count(row.get('param_version'))}"
+        f"eval return {numbers.decimal(row.get('eval_return'))}  "
+        f"episodes {numbers.count(row.get('eval_episodes'))}"
+        f"  version {numbers.count(row.get('eval_version'))} of {numbers.count(row.get('param_version'))}"
     )
-    return "evaluator", f"{_count(row.get('evaluations'))} evaluations", "", "", details
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _small(value: float | None) -> str:
-    """Return a value that may be far below 1, to two digits: 0.021, 1.3, 2e-05."""
-    return "-" if value is None else f"{value:.2g}" if abs(value) < 10 else _count(value)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
+    return "evaluator", f"{numbers.count(row.get('evaluations'))} evaluations", "", "", details
 
 
 def _fill(row: dict) -> str:
     fill = row.get("replay_fill")
-    return "-" if fill is None else _percent(100 * fill)
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else _scaled(value, 10_000, ".0f")
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else _scaled(value, 1_000, ".1f" if round(value, 1) < 10 else ".0f") + "/s"
-
-
-def _scaled(value: float, plain_below: int, plain_format: str) -> str:
-    """Return 83456 as 83K, 5100 as 5.1K; below ``plain_below`` in ``plain_format``."""
-    if round(value) < plain_below:
-        return format(value, plain_format)
-    unit = ""
-    while round(value) >= 1000 and unit != "G":
-        value, unit = value / 1000, {"": "K", "K": "M", "M": "G"}[unit]
-    return f"{value:.1f}{unit}" if round(value, 1) < 10 else f"{value:.0f}{unit}"
+    return "-" if fill is None else numbers.percent(100 * fill)
 
 
 def print_line(row: dict) -> None:

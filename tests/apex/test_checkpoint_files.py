@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 import pytest
-from small_checkpoints import ABOUT, PARTS, STATES, newest, write, write_parts
+from small_checkpoints import ABOUT, PARTS, STATES, newest, verify, write, write_parts
 
 from apex import checkpoint, files
 from apex.checkpoint import Corrupt, Part
@@ -22,7 +22,7 @@ from apex.state import split
 
 def test_a_whole_checkpoint_is_read_back(tmp_path):
     folder = write(tmp_path, 120)
-    manifest = checkpoint.verify(folder)
+    manifest = verify(folder)
     assert (folder.name, manifest["learner_steps"]) == ("step-000000120", 120)
     held = checkpoint.Reader(folder, load("cartpole"), 1)
     assert held.values("replay-0") == split(STATES["replay-0"])[0]
@@ -49,7 +49,7 @@ def test_a_part_that_is_seen_a_moment_later_is_waited_for(tmp_path):
     timer.start()
     checkpoint.commit(partial, target, ABOUT | {"learner_steps": 100}, PARTS)
     timer.join()
-    assert set(checkpoint.verify(target)["files"]) == {*FILES} - {"manifest.json"}
+    assert set(verify(target)["files"]) == {*FILES} - {"manifest.json"}
 
 
 FILES = [
@@ -78,7 +78,7 @@ def test_a_damaged_one_is_refused_by_name_and_the_one_before_it_is_used(tmp_path
         path.write_bytes(changed[how])
     if (name, how) == ("manifest.json", "longer"):
         with pytest.raises(Corrupt):
-            checkpoint.verify(last)
+            verify(last)
     assert newest(tmp_path) == before
     told = capsys.readouterr().err
     assert str(last) in told and name in told and told.count("\n") == 1
@@ -91,7 +91,7 @@ def test_every_single_bit_of_a_small_checkpoint_counts(tmp_path):
         for at in range(0, len(data), 37):
             (folder / name).write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
             try:
-                checkpoint.verify(folder)
+                verify(folder)
             except Corrupt:
                 pass
             else:  # white space, or the case of a digit's letter, may change without a change of content
@@ -100,7 +100,7 @@ def test_every_single_bit_of_a_small_checkpoint_counts(tmp_path):
                     and json.loads((folder / name).read_bytes())["manifest"]["learner_steps"] == 100
                 )
         (folder / name).write_bytes(data)
-    checkpoint.verify(folder)
+    verify(folder)
 
 
 def test_without_a_whole_one_the_refusal_names_the_folder(tmp_path):
@@ -118,7 +118,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path):
     held["sha256"] = checkpoint._digest(held["manifest"])
     (folder / "manifest.json").write_text(json.dumps(held))
     with pytest.raises(Corrupt, match="is missing"):
-        checkpoint.verify(folder)
+        verify(folder)
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     ours = checkpoint.FORMAT
     with pytest.raises(Corrupt, match=f"format {ours + 1}, this program reads {ours}"):
-        checkpoint.verify(folder)
+        verify(folder)
 
 
 def test_arrays_that_hold_objects_are_refused_and_run_no_code(tmp_path):
@@ -161,7 +161,7 @@ def test_without_hard_links_a_file_of_an_older_checkpoint_is_copied(tmp_path, mo
     def no_links(*args):
         raise OSError(errno.EPERM, "no hard links here")
 
-    size, digest = checkpoint.verify(old)["files"]["replay-0.bin"]
+    size, digest = verify(old)["files"]["replay-0.bin"]
     part = Part(new, "replay-0")
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", no_links)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_checkpoints import verify
 
 from apex import checkpoint
 from apex import config as configuration
@@ -83,7 +84,7 @@ class Runs:
     def saved(self) -> Reader:
         """Return the newest checkpoint, after every byte of it has been checked."""
         folder = checkpoint.complete(self.folder.checkpoints)[0]
-        checkpoint.verify(folder)
+        verify(folder)
         return Reader(folder, configuration.load(str(self.folder.config_path)), 1)
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from small_checkpoints import verify
 
 from apex import checkpoint
 from apex.run_folder import RunFolder
@@ -131,7 +132,7 @@ def check_failed(run, ended, *lines: str) -> None:
         {"error"} if run.transport == "mpi" else {"error", "killed"}
     )
     assert any(line in ended.stderr for line in lines)
-    checkpoint.verify(checkpoint.complete(run.folder.checkpoints)[0])
+    verify(checkpoint.complete(run.folder.checkpoints)[0])
     assert f"apex train --resume {run.folder.path.resolve()}" in ended.stdout
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from numbered_replay import SPEC, Numbered
+from small_checkpoints import verify
 
 from apex import checkpoint
 from apex.checkpoint import Reader
@@ -98,7 +99,7 @@ class Keeper:
         fresh = Replay(config, SPEC, np.random.default_rng(99))
         limiter, segments = RateLimiter(config), Segments(self.folder, f"replay-{index}", fresh.store.buffer)
         saved = Reader(self.folder / f"step-{steps:09d}", config, 1)
-        checkpoint.verify(saved.folder)
+        verify(saved.folder)
         Restore(saved, index, config.replay.ranks)(fresh, limiter, segments)
         fresh.check()
         return fresh, segments

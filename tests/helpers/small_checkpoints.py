@@ -1,6 +1,7 @@
-"""Checkpoints of a few bytes."""
+"""Checkpoints of a few bytes, and whether every byte of one is right."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -54,3 +55,11 @@ def write(checkpoints, steps, number=1):
 
 def newest(checkpoints):
     return resume.newest(checkpoints, load("cartpole"))[0].folder
+
+
+def verify(folder: Path) -> dict:
+    """Return the manifest; raise ``Corrupt`` for a wrong file."""
+    manifest, wrong = checkpoint.examine(folder)
+    for name, what in wrong.items():
+        raise checkpoint.Corrupt(f"checkpoint {folder}: {name} {what}")
+    return manifest

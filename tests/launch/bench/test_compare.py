@@ -14,7 +14,7 @@ from apex.config import ConfigError
 from launch.bench import copy_rate, synthetic, transports_report, transports_run
 from launch.bench import transports as compare
 from launch.bench.transports import Options, cases
-from launch.bench.transports_report import ROW_FIELDS, Comparison, number
+from launch.bench.transports_report import ROW_FIELDS, Comparison
 from launch.bench.transports_run import Case, Failed
 from launch.cli.main import main
 
@@ -192,13 +192,6 @@ def test_where_the_baseline_cannot_run_a_workload_zmq_takes_its_place():
 def test_shares_of_memcpy_are_of_as_many_processes():
     (share,) = comparison(row("mpi", 0, 60_000.0, actors=2), row("zmq", 0, 1.0, actors=2)).shares()
     assert "2 senders" in share and "30 %" in share and "8 %" in share
-
-
-@pytest.mark.parametrize(
-    "value, text", [(None, "-"), (0.1234, "0.123"), (1.234, "1.23"), (12.34, "12.3"), (12345.6, "12346")]
-)
-def test_numbers_have_about_three_digits(value, text):
-    assert number(value) == text
 
 
 # --- files ------------------------------------------------------------------------------------------

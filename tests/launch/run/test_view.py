@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from apex import say
+from apex import numbers, say
 from apex.config import ConfigError, load
 from apex.metrics import ROW_FIELDS, Hub
 from apex.output_file import PICTURE, OutputFile
@@ -73,7 +73,7 @@ def test_the_first_row_of_a_hub_is_a_line_and_a_table():
     ],
 )
 def test_counts_are_short(value, text):
-    assert view._count(value) == text
+    assert numbers.count(value) == text
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_counts_are_short(value, text):
     [(0.0, "0.0/s"), (0.34, "0.3/s"), (9.96, "10/s"), (512.3, "512/s"), (999.7, "1.0K/s"), (5120, "5.1K/s")],
 )
 def test_rates_are_short(value, text):
-    assert view._rate(value) == text
+    assert numbers.rate(value) == text
 
 
 def test_the_table_has_a_line_for_each_role():
