@@ -146,7 +146,9 @@ class Stall:
         return arrived
 
     def _sleep(self) -> None:
-        self._for(0.2 * (1 + self.index))  # each asks for another version
+        before = FOLDER / f"asked-{self.index - 1}"
+        self._until(lambda: self.index == 0 or before.exists(), lambda: False)
+        self._for(0.2)  # each asks for a later version than the one before, however slow the machine
         self.port.request_weights(0, self.into)
         (FOLDER / f"asked-{self.index}").touch()
         time.sleep(STALL_S)
