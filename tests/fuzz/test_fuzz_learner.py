@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from mutations import EDGES, mutate, overwrite
+from small_checkpoints import verify
 
-from apex.checkpoint import Part, complete, verify
+from apex.checkpoint import Part, complete
 from apex.config import load
 from apex.control import CheckpointAck, CheckpointRequest, EpsilonAck
 from apex.metrics import REPORT_FIELDS

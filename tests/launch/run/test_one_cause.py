@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import segment_keeper
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from segment_keeper import BATCH, Keeper, everything
-from small_checkpoints import write
+from small_checkpoints import verify, write
 from users import NOBODY, as_root, names_below
 
 from apex import checkpoint, look, run_lock
@@ -66,7 +67,7 @@ def test_a_missing_segment_costs_its_own_places_to_the_last_bit(tmp_path, index,
     name = values["segments"][sorted(values["segments"], key=int)[which]][0]
     (folder / name).rename(folder / f"damaged-{name}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "verify", lambda folder: None)
+        patch.setattr(segment_keeper, "verify", lambda folder: None)
         found, segments = keeper.reload(3)
     assert everything(found) == everything(expected) and len(places) > 0
     assert name not in {file[0] for file in segments.located.files.values()}
@@ -79,7 +80,7 @@ def test_keys_of_lost_places_are_stale_and_never_given_out_again(tmp_path):
     folder = keeper.save()
     next(folder.glob("*.bin")).unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "verify", lambda folder: None)
+        patch.setattr(segment_keeper, "verify", lambda folder: None)
         found, _ = keeper.reload(1)
     assert found.size == 0 and found.update_priorities(out["key"], np.ones(8, np.float32)) == 8
     assert (found.generation * found.slots).max() > out["key"].max()
@@ -235,7 +236,7 @@ def test_json_that_is_not_ours_is_refused_in_one_line(tmp_path_factory, rows, ot
     step = folder.checkpoints / "step-000000100"
     step.mkdir(parents=True)
     (step / "manifest.json").write_text(json.dumps({"manifest": other, "sha256": checkpoint._digest(other)}))
-    assert refuses(lambda: checkpoint.verify(step), "manifest.json", "format")
+    assert refuses(lambda: verify(step), "manifest.json", "format")
     shutil.rmtree(folder.path)
 
 
