@@ -152,7 +152,7 @@ class Stall:
         self.port.request_weights(0, self.into)
         (FOLDER / f"asked-{self.index}").touch()
         time.sleep(STALL_S)
-        self._until(lambda: self.port.poll_weights() or self.port.stopping, lambda: False)
+        self._until(self.port.poll_weights, lambda: False)  # sent long ago; in pieces, they may still arrive
         self.seen["slept_over"] = weight_header(self.into)[0]
         self.seen["whole"] = bool((self.into[16:] == self.seen["slept_over"]).all())
 
