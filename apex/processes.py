@@ -101,9 +101,9 @@ def end_process(pid: int, began: int) -> bool:
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:
-    """Send a signal to processes, of which some may have ended."""
+    """Send a signal to processes, of which some may have ended or belong to another user."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -130,10 +130,18 @@ def start(
 
     Pipes (``subprocess.PIPE``) give text; ``environment`` None is this process's own.
     """
+    parent = os.getpid()
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-        text=True, errors="replace", start_new_session=True, preexec_fn=end_with_parent,
+        text=True, errors="replace", start_new_session=True, preexec_fn=lambda: _tie_to(parent),
     )  # fmt: skip
+
+
+def _tie_to(parent: int) -> None:
+    """In a child: end with ``parent``, also where that has ended before the kernel was asked."""
+    end_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def end(process: subprocess.Popen[str], limit_s: float) -> None:
@@ -142,7 +150,13 @@ def end(process: subprocess.Popen[str], limit_s: float) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(limit_s)
-    kill_all(lambda: of_session(process.pid), limit_s)
+
+    def left() -> dict[int, Facts]:
+        found = of_session(process.pid)
+        is_another_s = process.returncode is not None and process.pid in found  # the id is used again
+        return {} if is_another_s else found
+
+    kill_all(left, limit_s)
     process.wait()
 
 
@@ -160,6 +174,6 @@ def environment_for(needed: Mapping[str, str], user: Mapping[str, str] = os.envi
     """
     root = str(Path(__file__).resolve().parents[1])
     modules = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    beside, path = str(Path(sys.executable).parent), user.get("PATH", os.defpath)
+    beside, path = str(Path(sys.executable).parent), user.get("PATH") or os.defpath
     programs = path if beside in path.split(os.pathsep) else os.pathsep.join((beside, path))
     return {**needed, **user, "PYTHONPATH": modules, "PATH": programs}

@@ -33,5 +33,5 @@ DOCTOR_RANKS = "APEX_DOCTOR_RANKS"
 
 
 def number(name: str, default: int = 0) -> int:
-    """Return the integer in a variable, ``default`` where it is not set."""
-    return int(os.environ.get(name, default))
+    """Return the integer in a variable, ``default`` where it is not set or empty."""
+    return int(os.environ.get(name) or default)

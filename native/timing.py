@@ -54,7 +54,8 @@ def load() -> Callable[..., int] | None:
             function = ctypes.CDLL(str(path)).time_calls
     except (OSError, subprocess.SubprocessError) as error:
         stderr = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
-        why = stderr.strip().splitlines()[-1] if stderr.strip() else error
+        said = [line for line in stderr.splitlines() if line.strip() and not line.startswith("make")]
+        why = said[0] if said else error
         failed = f"no calls are timed from C: time_calls.c does not compile ({why})"
         warnings.warn(failed, RuntimeWarning, stacklevel=2)
         return None

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from apex import processes
+from apex import processes, variables
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 PARENT = f"""
@@ -83,3 +83,26 @@ def test_a_process_is_ended_only_by_its_own_start_time():
     assert not processes.end_process(command.pid, began - 1) and is_alive(command.pid)
     assert processes.end_process(command.pid, began) and command.wait() == -signal.SIGKILL
     assert not processes.end_process(2**30, began)
+
+
+def test_a_number_of_the_environment_may_be_missing_or_empty(monkeypatch):
+    monkeypatch.delenv(variables.LIFE, raising=False)
+    assert variables.number(variables.LIFE, 3) == 3
+    monkeypatch.setenv(variables.LIFE, "")
+    assert variables.number(variables.LIFE, 3) == 3
+    monkeypatch.setenv(variables.LIFE, "2")
+    assert variables.number(variables.LIFE) == 2
+
+
+def test_an_empty_path_does_not_put_the_current_folder_on_the_path():
+    programs = processes.environment_for({}, {"PATH": ""})["PATH"].split(os.pathsep)
+    assert "" not in programs and len(programs) > 1
+
+
+def test_a_command_whose_process_id_is_used_again_ends_nobody(monkeypatch):
+    ended, other = processes.start([sys.executable, "-c", ""]), processes.start(SLEEP, None, subprocess.PIPE)
+    assert ended.wait() == 0 and other.stdout.readline() == "up\n"
+    monkeypatch.setattr(ended, "pid", other.pid)
+    processes.end(ended, 0.2)
+    assert is_alive(other.pid)
+    processes.end(other, 5.0)
